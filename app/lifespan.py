@@ -412,7 +412,7 @@ async def _open_router_services(
     trained = opened.trained
     async with opened.scoring as scoring:
         setup = setup_digest(trained.artifact.digest, settings.candidates)
-        answers_by = answer_setup(settings, conditions.added, code, trained.artifact.encoder)
+        answers_by = answer_setup(settings, conditions.added, code, trained.artifact)
         stored.monitor.sampler.follow(setup, trained.artifact.inputs, answers_by)
         try:
             await stored.store.run(stored.answer_calibrator.calibrations.follow, answers_by)

@@ -12,6 +12,7 @@ import numpy as np
 
 import racer_core as rc
 from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.rule import AnswerRule
 from racer_core.calibration.laws import beta_binomial_pmf
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.sequential.answer_classes import AnswerClasses
@@ -71,7 +72,7 @@ def recorded(path: Path, name: str, encoder: Any) -> RecordedRows:
     equality, reference = SETS[name]
     prints = [i.to_bytes(8) for i in range(len(rows))]
     return RecordedRows(
-        answers=AnswerClasses.of(rows, equality, prints),
+        answers=AnswerClasses.of(rows, AnswerRule(equality=equality), prints),
         labels=rows.labels(),
         embeddings=encoder.encode(rows.queries).embeddings,
         prices=PRICES[name],

@@ -22,6 +22,7 @@ from verdict import table
 
 import racer_core as rc
 from app.same_answer.alarms import level_of
+from racer_core.aggregation.batch import RowAnswers
 from racer_core.calibration.realised_risk import RealisedRisk
 from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.threshold import allowed_misses, calibrate_threshold
@@ -114,7 +115,7 @@ class Split:
             neighbours=None,
             labels=rows.labels[fit],
         )
-        vote = fit_stacked(training, rows.answers.classes[fit])
+        vote = fit_stacked(training, RowAnswers(classes=rows.answers.classes[fit]))
         if vote is None:
             return {}
         policy = fit_stacked_policy(vote, rows.answers.at(fit), scores[fit])

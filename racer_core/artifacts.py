@@ -22,6 +22,7 @@ from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnkn
 
 from racer_core import strict_json
 from racer_core.aggregation.stacked import StackedVote
+from racer_core.aggregation.wording import TextRule
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.base import (
     HAS_FORWARD,
@@ -69,6 +70,7 @@ class Artifact:
     router: Router
     patterns: PatternModel  # correctness patterns of the training rows
     stacked: StackedVote | None  # fitted if the training rows had answers
+    text_rule: TextRule | None = None  # likewise, where it is better than the shipped one
     null_threshold: float | None  # tau for abstaining, chosen on validation rows
     salt: str  # key of the fingerprints
     training_fingerprints: frozenset[bytes]
@@ -156,6 +158,8 @@ def save(artifact: Artifact, folder: Path) -> Artifact:
             "stacked_skill": artifact.stacked.skill,
             "stacked_trust": artifact.stacked.trust,
         }
+    if artifact.text_rule is not None:
+        tensors["text_rule"] = np.array(artifact.text_rule.weights)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder, manifest, tensors)
@@ -301,6 +305,7 @@ def _build(
         stacked=StackedVote(pool, tensors["stacked_skill"], tensors["stacked_trust"])
         if "stacked_skill" in tensors
         else None,
+        text_rule=TextRule.of(tensors["text_rule"].tolist()) if "text_rule" in tensors else None,
         null_threshold=tau,
         salt=salt,
         training_fingerprints=_unpacked(tensors["training_fingerprints"]),

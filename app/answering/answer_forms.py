@@ -1,6 +1,6 @@
-"""Normal forms of answers: two answers count as the same vote if their forms are equal.
+"""What answers are compared by: normal forms, content words, or meanings.
 
-Most kinds of equality are pure text functions (:mod:`racer_core.aggregation.answers`). ``math``
+Most kinds of equality are pure functions of texts (:mod:`racer_core.aggregation.rule`). ``math``
 uses a library in a sandboxed process, ``semantic`` the router's encoder. Tool calls always vote as
 canonical JSON. Long answers are read on a thread; answers longer than ``VOTE_CHARS`` do not vote.
 """
@@ -8,7 +8,6 @@ canonical JSON. Long answers are read on a thread; answers longer than ``VOTE_CH
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
@@ -17,55 +16,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import NotReady
-from app.routing.query import answer_format
 from app.upstream.reply import Reply
 from app.wire.format import Choice
-from racer_core.aggregation.answers import Equality, normalise, tool_call_form
-from racer_core.aggregation.semantic import Meaning, cluster
+from racer_core.aggregation.answers import Equality, is_textual, normalise, tool_call_form
+from racer_core.aggregation.rule import Compared, are_same
+from racer_core.aggregation.semantic import Meaning
+from racer_core.aggregation.wording import TextRule, Wording, asked_words, wording
 
 _SMALL_CHARS: Final = 64 * 2**10  # reading these takes less time than a thread costs
 VOTE_CHARS: Final = 2**20  # of an answer: its reader holds the GIL, on a thread too
-
-# Multiple choice: options on lines of their own, "A. ...", "(B) ...", at least A and B.
-_OPTIONS: Final = re.compile(r"^[ \t]*\(?([A-J])[).:][ \t]", re.MULTILINE)
 
 Embed = Callable[[Sequence[str]], Awaitable[NDArray[np.float32]]]
 MathForm = Callable[[str], Awaitable[str | None]]
 
 
-def equality_of(setting: Equality, query: str, fields: Mapping[str, Any]) -> Equality:
-    """The kind of equality that ``auto`` selects for one request; another setting is itself."""
-    if setting is not Equality.AUTO:
-        return setting
-    if answer_format(fields) in ("json_schema", "json_object"):
-        return Equality.JSON
-    if {"A", "B"} <= set(_OPTIONS.findall(query)):
-        return Equality.CHOICE
-    return Equality.SEMANTIC
-
-
 class AnswerReader:
-    """Reads the normal form of an answer.
+    """Reads what an answer is compared by.
 
     Args:
-        embed: The router's encoder; None: there is none, and open texts do not vote.
+        embed: The router's encoder; None: there is none, and answers have no meanings.
         math_form: The normal form of mathematics, from the sandboxed process.
-        similarity: Least cosine similarity inside a cluster of ``semantic``.
+        similarity: Least cosine similarity of two meanings that are the same.
+        text: When two sentences are the same.
         embed_chars: The encoder reads this many characters of an answer.
     """
 
     def __init__(
-        self, embed: Embed | None, math_form: MathForm, *, similarity: float, embed_chars: int
+        self,
+        embed: Embed | None,
+        math_form: MathForm,
+        *,
+        similarity: float,
+        text: TextRule,
+        embed_chars: int,
     ) -> None:
         self._embed = embed
         self._math_form = math_form
         self._similarity = similarity
+        self._text = text
         self._embed_chars = embed_chars
 
     async def form(self, kind: Equality, choices: Sequence[Choice]) -> str | None:
         """The form of one candidate's answer: the most common form of its choices.
 
-        With ``semantic``, only tool calls have a form before all answers have arrived.
+        Where answers are compared two by two, only tool calls have one.
         """
         return _most_common([await self._form(kind, choice) for choice in choices])
 
@@ -81,47 +75,46 @@ class AnswerReader:
             [choice.tool_calls or len(choice.text or "") > _SMALL_CHARS for choice in choices]
         )
 
-    @property
-    def has_encoder(self) -> bool:
-        """Whether answers can be compared by meaning."""
-        return self._embed is not None
-
-    async def meaning(self, reply: Reply) -> Meaning | None:
-        """What an answer is compared by, two by two; None where it cannot be read.
+    async def compared(self, kind: Equality, reply: Reply, question: str) -> Compared | None:
+        """What an answer is compared by; None where it cannot be read.
 
         Rows and requests call this for one answer at a time, so equal texts have equal embeddings.
 
+        Args:
+            kind: The equality of answers to the request.
+            reply: The answer.
+            question: The text of the request.
+
         Raises:
-            NotReady: There is no encoder.
+            NotReady: Meanings need an encoder, and there is none.
         """
-        if self._embed is None:
+        if kind is Equality.SEMANTIC and self._embed is None:
             raise NotReady("no encoder is loaded")
-        form = await self.form(Equality.SEMANTIC, reply.choices)  # of tool calls
+        form = await self.form(kind, reply.choices)
         if form is not None:
             return Meaning(form)
-        if reply.answer is None or not _is_votable(reply.best_choice):
+        if not kind.is_pairwise or reply.answer is None or not _is_votable(reply.best_choice):
             return None
+        if kind is Equality.TEXT:
+            return await self._wording(reply.text, question)
         form = await asyncio.to_thread(normalise, Equality.EXACT, reply.text)
         if form is None:
             return None
+        assert self._embed is not None
         vectors = await self._embed([reply.text[: self._embed_chars]])
         return Meaning(form, vectors[0].astype(np.float64))
 
-    def is_same(self, one: Meaning, other: Meaning) -> bool:
-        """Whether two answers are equal by meaning."""
-        return one.equals(other, self._similarity)
+    def is_same(self, one: Compared, other: Compared) -> bool:
+        """Whether two answers are equal. Symmetric."""
+        return are_same(one, other, self._text, self._similarity)
 
-    async def semantic(
-        self, texts: Mapping[str, str], scores: Mapping[str, float]
-    ) -> tuple[dict[str, str], frozenset[str]]:
-        """The cluster of every candidate's text, and the medoid of each cluster."""
-        names = [name for name, text in texts.items() if len(text) <= VOTE_CHARS]
-        if not names or self._embed is None:
-            return {}, frozenset()
-        vectors = await self._embed([texts[name][: self._embed_chars] for name in names])
-        return await asyncio.to_thread(
-            cluster, vectors.astype(np.float64), names, texts, scores, self._similarity
-        )
+    @staticmethod
+    async def _wording(text: str, question: str) -> Wording | None:
+        """On a thread where text and question are long."""
+        if len(text) + len(question) > _SMALL_CHARS:
+            asked = await asyncio.to_thread(asked_words, question)
+            return await asyncio.to_thread(wording, text, asked)
+        return wording(text, asked_words(question))
 
     async def _form(self, kind: Equality, choice: Choice) -> str | None:
         if choice.tool_calls:
@@ -134,7 +127,7 @@ class AnswerReader:
 
 
 def _text_form(kind: Equality, choice: Choice) -> str | None:
-    if not _is_votable(choice) or kind in (Equality.SEMANTIC, Equality.TOOL_CALL, Equality.MATH):
+    if not _is_votable(choice) or not is_textual(kind) or kind is Equality.TOOL_CALL:
         return None
     return normalise(kind, choice.text or "")
 

@@ -33,6 +33,7 @@ from app.telemetry.tracing import Tracer
 from app.upstream.fleet import Fleet
 from racer_core import artifacts
 from racer_core.aggregation.stacked import StackedVote
+from racer_core.aggregation.wording import SHIPPED, TextRule
 from racer_core.records.conversation import fingerprint
 
 
@@ -76,7 +77,9 @@ class ChatServices:
         """Without an artifact: queries are fingerprinted with a key of this process."""
         hashed = partial(fingerprint, self.salt)
         fallback = self._fallback(hashed)
-        return self._chat(fallback, fallback, hashed, embed=None, stacked=None, artifact=None)
+        return self._chat(
+            fallback, fallback, hashed, embed=None, stacked=None, text=None, artifact=None
+        )
 
     def _by_router(self, router: LoadedRouter) -> ChatService:
         """With a router; the fallback answers while no calibration is active."""
@@ -103,6 +106,7 @@ class ChatServices:
             trained.fingerprint,
             embed=scoring.embed,
             stacked=trained.artifact.stacked,
+            text=trained.artifact.text_rule,
             artifact=trained.artifact.digest,
         )
 
@@ -126,12 +130,14 @@ class ChatServices:
         *,
         embed: Embed | None,
         stacked: StackedVote | None,
+        text: TextRule | None,
         artifact: str | None,
     ) -> ChatService:
         reader = AnswerReader(
             embed,
             self.mathematics.form,
             similarity=self.settings.aggregation.similarity,
+            text=text or SHIPPED,
             embed_chars=self.settings.limits.query_chars,
         )
         return ChatService(

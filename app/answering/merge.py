@@ -46,19 +46,18 @@ class Merger:
 
     async def _elected(self, state: RequestState, results: FanOutResult) -> Outcome:
         voters = _voters(results)
-        medoids = await state.vote.cluster(results, voters)
         ratings = UNRATED
         if state.vote.is_rated and self._evaluator.is_configured:
             ratings = await self._evaluator.rate(
                 state.request.query.text,
                 {name: results.replies[name].answer or "" for name in voters},
                 state.routed.group,
-                results.forms,
+                state.vote.forms(results, voters),
                 deadline=state.deadline,
                 caller=state.request.caller.name,
                 left=state.meter and state.meter.left,
             )
-        merged = state.vote.elect(results, voters, ratings, medoids)
+        merged = state.vote.elect(results, voters, ratings)
         return Outcome.of(
             state,
             results,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from app.answering import answer_forms
 from app.answering.answer_forms import AnswerReader
 from app.answering.cost_meter import Costs
 from app.answering.decision_log import DecisionLog
@@ -25,6 +24,7 @@ from app.routing.request import RiskLevels, Routing, RoutingRequest
 from app.same_answer.routing import SameAnswerRouting
 from app.settings import Settings
 from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.rule import equality_of
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method
 from racer_core.records.conversation import WITHOUT_SYSTEM
@@ -86,9 +86,8 @@ class RequestRouter:
             is_sampled = sampler.draw(decision_id, sampling_rate, turn)
         costs = self._costs
         meter = None if costs is None else costs.meter(request.fields, routed.application)
-        kind = answer_forms.equality_of(
-            self._settings.aggregation.equality, request.query.text, request.fields
-        )
+        question = request.query.text
+        kind = equality_of(self._settings.aggregation.equality, question, request.fields)
 
         def state(decision: CertifiedDecision) -> RequestState:
             vote = Vote(
@@ -99,11 +98,14 @@ class RequestRouter:
                 scores=decision.vote_scores,
                 members=decision.decision.selected,
                 deadline=deadline,
+                question=question,
                 waits_for_all=request.options.explain,
             )
             if decision.rounds is not None:
-                is_same = self._reader.is_same if kind is Equality.SEMANTIC else None
-                rounds = Rounds(decision.rounds, decision_id, is_same=is_same)
+                is_same = self._reader.is_same if kind.is_pairwise else None
+                rounds = Rounds(
+                    decision.rounds, decision_id, is_same=is_same, compared=vote.compared
+                )
                 vote = RoundsVote.of(
                     vote,
                     rounds,
@@ -251,7 +253,7 @@ class Overrides:
             return _observing(request, routed, observed)
         routed = self._abstaining(request, routed)
         selected = routed.decision.selected
-        if self._only_top and kind is Equality.SEMANTIC and len(selected) > 1:
+        if self._only_top and kind.is_pairwise and len(selected) > 1:
             return routed.calling(selected[:1], Reason.NO_VOTE)
         return routed
 

@@ -17,7 +17,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
@@ -30,8 +30,7 @@ from app.routing.premises import failure_reasons
 from app.routing.reasons import Reason
 from app.routing.rounds_plan import RoundsPlan
 from app.upstream.reply import Reply
-from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.semantic import Meaning
+from racer_core.aggregation.rule import Compared
 from racer_core.sequential.serving import StopReason
 from racer_core.sequential.verdicts import NO_VERDICT
 from racer_core.types import Aggregate
@@ -50,8 +49,9 @@ class Rounds:
     Args:
         plan: The rules of its calls.
         decision_id: The id of its decision, which breaks ties.
-        is_same: Whether two answers have the same meaning, whose forms are then their candidates;
-            None: answers of the same form are equal.
+        is_same: Whether two answers are equal that are compared two by two, whose forms are then
+            their candidates; None: answers of the same form are equal.
+        compared: What such answers are compared by, as they arrive.
     """
 
     def __init__(
@@ -59,10 +59,11 @@ class Rounds:
         plan: RoundsPlan,
         decision_id: str,
         *,
-        is_same: Callable[[Meaning, Meaning], bool] | None = None,
+        is_same: Callable[[Compared, Compared], bool] | None = None,
+        compared: Mapping[str, Compared] | None = None,
     ) -> None:
         self._plan = plan
-        self.meanings: dict[str, Meaning] = {}
+        self._compared: Mapping[str, Compared] = {} if compared is None else compared
         equals = None if is_same is None else partial(self._are_equal, is_same)
         self._sequence = plan.sequence(decision_id, equals=equals)
         self.policy = plan.calibration.policy
@@ -206,8 +207,10 @@ class Rounds:
         reference = self.policy.reference
         self.alone = reference if self.next == (reference,) else None
 
-    def _are_equal(self, is_same: Callable[[Meaning, Meaning], bool], one: str, other: str) -> bool:
-        return is_same(self.meanings[one], self.meanings[other])
+    def _are_equal(
+        self, is_same: Callable[[Compared, Compared], bool], one: str, other: str
+    ) -> bool:
+        return is_same(self._compared[one], self._compared[other])
 
     def _add(self, name: str, form: str | None) -> None:
         verdict = None if name in self._unchecked else self.verdicts.get(name, NO_VERDICT)
@@ -254,6 +257,8 @@ class RoundsVote(Vote):
             scores=vote.scores,
             members=vote.members,
             deadline=vote.deadline,
+            question=vote.question,
+            compared=vote.compared,
             rounds=rounds,
             hurries_at=now + HURRY_SHARE * (vote.deadline - now),
             latencies=latencies,
@@ -267,29 +272,14 @@ class RoundsVote(Vote):
 
     async def read(self, reply: Reply) -> str | None:
         """The normal form of a reply; one that is not read by the deadline counts as a failure."""
-        by_meaning = self.kind is Equality.SEMANTIC
-        form = await (self._compared(reply) if by_meaning else Vote.read(self, reply))
+        form = await Vote.read(self, reply)
         if form is None and time.monotonic() >= self.deadline:
             self.rounds.unread.add(reply.candidate)
         return form
 
-    async def _compared(self, reply: Reply) -> str | None:
-        """The candidate, by which its answer's meaning is found; a fault counts as a failure."""
-        name = reply.candidate
-        try:
-            meaning = await self._in_time(self.reader.meaning(reply))
-        except Exception as exc:  # noqa: BLE001 - calls all that are left, and is no client's error
-            log.warning("the answer of %s cannot be compared: %s", name, exc)
-            self.rounds.unread.add(name)
-            return None
-        if meaning is None:
-            return None
-        self.rounds.meanings[name] = meaning
-        return name
-
-    async def cluster(self, results: FanOutResult, among: Collection[str]) -> frozenset[str]:
-        """No clusters: answers are compared two by two, in the order of calls."""
-        return frozenset()
+    def lose(self, candidate: str) -> None:
+        """It counts as a failure: all that are left are called."""
+        self.rounds.unread.add(candidate)
 
     @property
     def is_rated(self) -> bool:
@@ -333,7 +323,6 @@ class RoundsVote(Vote):
         results: FanOutResult,
         among: Collection[str],
         ratings: Ratings,
-        medoids: frozenset[str],
     ) -> Aggregate:
         """The answer that the sequence returns."""
         winner = self.rounds.winner(results.replies)

@@ -11,8 +11,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from app.answering.answer_forms import AnswerReader
 from app.answering.cost_meter import CostMeter, Costs
@@ -20,7 +21,7 @@ from app.answering.evidence import EvidenceChecks
 from app.answering.request import InferenceRequest
 from app.concurrency.background_queue import BackgroundQueue
 from app.concurrency.memory_budget import MemoryBudget
-from app.errors import Overloaded, StoreError, UpstreamError
+from app.errors import NotReady, Overloaded, StoreError, UpstreamError
 from app.json_output import dump_json
 from app.monitoring.monitor import Monitor
 from app.monitoring.samples.record import Sample, SampledExchange
@@ -29,7 +30,7 @@ from app.upstream.fleet import Fleet
 from app.upstream.reply import Reply
 from app.wire.candidate_payload import candidate_payload
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.semantic import Meaning
+from racer_core.aggregation.rule import Compared
 from racer_core.sequential.verdicts import NO_VERDICT
 
 log = logging.getLogger(__name__)
@@ -200,11 +201,11 @@ class ShadowCalls:
         # An answer whose verdict is lost makes no row: rows without it would have another law.
         checked = call.verdicts if is_checked else call.replies
         unanswered = {name for name, reply in call.replies.items() if reply.answer is None}
-        classes = await _classes(call)
-        equal: Mapping[str, Sequence[str]] = {}
-        if (meanings := await _meanings(call)) is not None:
-            classes = {name: classes[name] for name in meanings if name in classes}
-            equal = _equal_answers(call, meanings)
+        compared = await _compared(call)
+        numbers: dict[str, int] = {}  # of forms: one label serves a class, so no likeness is enough
+        classes = {
+            name: numbers.setdefault(each.form, len(numbers)) for name, each in compared.items()
+        }
         sample = Sample(
             decision_id=call.decision_id,
             application=None if request.application is None else request.application.name,
@@ -212,12 +213,17 @@ class ShadowCalls:
             conversation=call.conversation,
             classes={**dict.fromkeys(pool), **classes},
             verdicts=self._verdicts(call) if is_checked else {},
-            equal=equal,
+            equal=_equal_answers(call, compared) if self._is_pairwise else {},
             digests=request.query.conditions.digests,
             whole=all(name in checked or name in rejected for name in pool),
             exchange=self._exchange(call),
         )
         return sample, [name for name in pool if name in rejected or name in unanswered]
+
+    @property
+    def _is_pairwise(self) -> bool:
+        """Whether answers to some requests are compared two by two: then rows have comparisons."""
+        return self._settings.aggregation.equality.is_pairwise
 
     def _is_checked(self, call: ShadowCall) -> bool:
         application = None if call.request.application is None else call.request.application.name
@@ -255,44 +261,31 @@ class ShadowCalls:
         )
 
 
-async def _classes(call: ShadowCall) -> Mapping[str, int]:
-    """The class of each answer: the place of its normal form among the forms, in pool order."""
-    forms: dict[str, Any] = {}
-    texts: dict[str, str] = {}
+async def _compared(call: ShadowCall) -> dict[str, Compared]:
+    """What each answer is compared by, of those that requests can read, in the order of the pool.
+
+    Meanings without an encoder are none.
+    """
+    found: dict[str, Compared] = {}
     for name in call.pool:
         reply = call.replies.get(name)
         if reply is None or reply.answer is None:
             continue
-        form = await call.reader.form(call.kind, reply.choices)
-        if form is None and call.kind is Equality.SEMANTIC:
-            texts[name] = reply.text
-        elif form is not None:
-            forms[name] = form
-    if texts:  # without a chain of small steps, for one label serves a class
-        clusters, _ = await call.reader.semantic(texts, dict.fromkeys(texts, 0.0))
-        forms |= clusters
-    numbers: dict[Any, int] = {}
-    return {
-        name: numbers.setdefault(forms[name], len(numbers)) for name in call.pool if name in forms
-    }
-
-
-async def _meanings(call: ShadowCall) -> Mapping[str, Meaning] | None:
-    """What each answer is compared by, of those that requests can read; None: it needs none."""
-    if call.kind is not Equality.SEMANTIC or not call.reader.has_encoder:
-        return None
-    found = {name: await call.reader.meaning(call.replies[name]) for name in call.replies}
-    return {name: meaning for name in call.pool if (meaning := found.get(name)) is not None}
+        with suppress(NotReady):
+            compared = await call.reader.compared(call.kind, reply, call.request.query.text)
+            if compared is not None:
+                found[name] = compared
+    return found
 
 
 def _equal_answers(
-    call: ShadowCall, meanings: Mapping[str, Meaning]
+    call: ShadowCall, compared: Mapping[str, Compared]
 ) -> Mapping[str, Sequence[str]]:
-    """The candidates before each one with an answer of the same meaning; as requests compare."""
+    """The candidates before each one with an equal answer; as requests compare."""
     equal: dict[str, Sequence[str]] = {}
     for name in call.pool:
-        before = [each for each in equal if {each, name} <= meanings.keys()]
+        before = [each for each in equal if {each, name} <= compared.keys()]
         equal[name] = [
-            each for each in before if call.reader.is_same(meanings[name], meanings[each])
+            each for each in before if call.reader.is_same(compared[name], compared[each])
         ]
     return equal

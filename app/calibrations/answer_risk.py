@@ -12,8 +12,6 @@ import numpy as np
 from app.calibrations.columns import RowColumns
 from app.calibrations.evidence import ALPHAS
 from app.settings.aggregation import Aggregation
-from racer_core.aggregation.answers import Equality, is_textual
-from racer_core.aggregation.batch import agreement
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import OPTIONS, Method, Weight
 from racer_core.calibration.answer_limit import AnswerLimit, passing, smallest_feasible
@@ -25,11 +23,6 @@ from racer_core.offline.votes import Votes
 from racer_core.types import BoolArray, RiskTarget
 
 _SLICE: Final = 4_096  # rows whose answers are compared at once: K * K numbers each
-
-
-def textual(equality: Equality) -> Equality | None:
-    """The equality, if it compares texts alone; None if it needs a model or a library."""
-    return equality if is_textual(equality) else None
 
 
 def answer_risk(
@@ -77,7 +70,7 @@ def final_answers(
 
     Rows without answers are never right. None if the recorded answers do not decide the vote.
     """
-    if rows.classes is None or not rows.answered.any() or not _needs_no_evaluator(aggregation):
+    if rows.answers is None or not rows.answered.any() or not _needs_no_evaluator(aggregation):
         return None
     order = [rows.pool.index(name) for name in calibration.pool]
     called, right = (np.zeros(len(rows), dtype=bool) for _ in range(2))
@@ -89,7 +82,7 @@ def final_answers(
             pool=calibration.pool,
             labels=judged.labels,
             scores=judged.scores,
-            same=agreement(rows.classes[part][:, order]),
+            answers=rows.answers.at(part).of_columns(order),
             stacked=stacked,
         )
         called[part] = selected.any(axis=1)

@@ -21,9 +21,8 @@ from typing import Any, BinaryIO, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.batch import ClassArray, row_classes
-from racer_core.aggregation.reasoning import Markers, ReasoningFilter
+from racer_core.aggregation.batch import RowAnswers
+from racer_core.aggregation.rule import AnswerRule
 from racer_core.calibration.shadow import sampling_number
 from racer_core.prices import MeanUsage
 from racer_core.records.conversation import WITHOUT_SYSTEM, RoutedText, fingerprint, turn_sizes
@@ -126,8 +125,7 @@ class RowColumns:
         scores: The rows' own router scores, shape (n, K), NaN for a row without.
         groups: The group of each row; None if no row has one.
         clusters: The id of each row's cluster, else conversation, shape (n,); -1 for a row without.
-        classes: The class of each recorded answer, equal for the same answer, shape (n, K); -1 for
-            an answer that cannot be read. None if answers cannot be compared as text.
+        answers: Which recorded answers are the same; None if they cannot be compared as text.
         answered: Whether a row has answers, shape (n,).
         later: Whether it is a turn after the first of a conversation, shape (n,).
         conditions: The distinct vectors of digests of what candidates were sent, in the order of
@@ -173,7 +171,7 @@ class RowColumns:
     scores: FloatArray
     groups: tuple[str | None, ...] | None
     clusters: NDArray[np.int64]
-    classes: ClassArray | None
+    answers: RowAnswers | None
     answered: BoolArray
     later: BoolArray
     conditions: tuple[tuple[str, ...], ...]
@@ -201,7 +199,8 @@ class RowColumns:
     def __post_init__(self) -> None:
         """Refuse columns that do not belong together."""
         shape = (len(self.queries), len(self.pool))
-        tables = (self.labels, self.scores, self.quality, self.classes, self.judged)
+        classes = None if self.answers is None else self.answers.classes
+        tables = (self.labels, self.scores, self.quality, classes, self.judged)
         if any(table is not None and table.shape != shape for table in tables):
             raise ValueError(f"the columns are not all of shape {shape}")
         grouped = len(self.queries if self.groups is None else self.groups)
@@ -288,7 +287,7 @@ class RowColumns:
             judged=None if self.judged is None else self.judged[rows],
             groups=None if self.groups is None else tuple(self.groups[i] for i in chosen),
             clusters=self.clusters[rows],
-            classes=None if self.classes is None else self.classes[rows],
+            answers=None if self.answers is None else self.answers.at(rows),
             answered=self.answered[rows],
             later=self.later[rows],
             condition_ids=self.condition_ids[rows],
@@ -321,8 +320,7 @@ class ColumnWriter:
     Args:
         pool: The candidates, in the order of the columns.
         texts: Where to write the queries.
-        equality: When two answers are the same; None leaves answers out.
-        markers: Around reasoning in answers.
+        rule: When two answers are the same; None leaves answers out.
         salt: Salt of the fingerprints.
         store_keys: Keys of the queries' hashes, the store's own first.
         text: What the router reads of a conversation.
@@ -337,8 +335,7 @@ class ColumnWriter:
         *,
         pool: tuple[str, ...],
         texts: BinaryIO,
-        equality: Equality | None,
-        markers: Markers,
+        rule: AnswerRule | None,
         salt: str,
         store_keys: Sequence[str],
         samples_key: bytes,
@@ -362,8 +359,7 @@ class ColumnWriter:
         self._identities = bytearray()
         self._query_hashes = bytearray()
         self._texts = texts
-        self._equality = equality
-        self._reasoning = ReasoningFilter(markers)
+        self._rule = rule
         self._unknown = [float("nan")] * len(pool)
         self._unanswered = [-1] * len(pool)
         self._ends = array("q")
@@ -383,6 +379,7 @@ class ColumnWriter:
         self._turn_sizes = array("d")
         self._whole = WholeConversations(query_chars)
         self._classes = array("h")
+        self._equal = bytearray()  # of answers that are compared two by two
         self._answered = bytearray()
         self._later = bytearray()
         self._unlabelled = bytearray()
@@ -441,8 +438,8 @@ class ColumnWriter:
             self._whole.add(talk, row_turns(row))
         self._turn_numbers.append(len(row.earlier))
         self._turn_sizes.extend(astuple(turn_sizes(row.earlier, row.query)))
-        if self._equality is not None:
-            self._classes.extend(self._answer_classes(row, self._equality))
+        if self._rule is not None:
+            self._add_answers(row, self._rule)
         self._answered.append(bool(row.answers))
         self._later.append(bool(row.earlier))
         self._unlabelled.append(row.unlabelled)
@@ -481,10 +478,11 @@ class ColumnWriter:
         """What is wrong with the first conversation that is not whole; None: all are whole."""
         return self._whole.problem
 
-    def _answer_classes(self, row: LabelledRow, equality: Equality) -> list[int]:
-        if not row.answers:
-            return self._unanswered
-        return row_classes([row], self._pool, equality, self._reasoning)[0].tolist()
+    def _add_answers(self, row: LabelledRow, rule: AnswerRule) -> None:
+        found = RowAnswers.of([row], self._pool, rule)
+        self._classes.extend(found.classes[0].tolist())
+        if found.equal is not None:
+            self._equal += found.equal.tobytes()
 
     @property
     def repeated_first_turns(self) -> int:
@@ -525,6 +523,7 @@ class ColumnWriter:
             turn_numbers=np.asarray(self._turn_numbers, np.int64),
             turn_sizes=np.frombuffer(self._turn_sizes, np.float64).reshape(-1, 3),
             classes=np.frombuffer(self._classes, np.int16),
+            equal=np.frombuffer(self._equal, np.bool_),
             answered=np.frombuffer(self._answered, np.bool_),
             later=np.frombuffer(self._later, np.bool_),
             unlabelled=np.frombuffer(self._unlabelled, np.bool_),
@@ -567,7 +566,7 @@ def load(
     arrays.seek(0)
     with np.load(arrays, allow_pickle=False) as saved:
         group_names = Texts(saved["group_texts"].tobytes(), saved["group_ends"])
-        classes, quality, weights = saved["classes"], saved["quality"], saved["weights"]
+        quality, weights = saved["quality"], saved["weights"]
         judged, hashes = saved["judged"], saved["query_hashes"]
         fingerprints = _digests(saved["fingerprints"])
         return RowColumns(
@@ -584,7 +583,7 @@ def load(
             weights=None if (weights == 1.0).all() else weights,
             groups=_groups([*group_names], saved["group_ids"]) if len(group_names) else None,
             clusters=saved["clusters"],
-            classes=classes.reshape(-1, len(pool)) if classes.size else None,
+            answers=_answers(saved["classes"], saved["equal"], len(pool)),
             answered=saved["answered"],
             later=saved["later"],
             unlabelled=saved["unlabelled"],
@@ -604,6 +603,18 @@ def load(
             guessed_kind=guessed_kind,
             usage=_usage_from(pool, saved["usage"]),
         )
+
+
+def _answers(
+    classes: NDArray[np.int16], equal: NDArray[np.bool_], columns: int
+) -> RowAnswers | None:
+    """Which recorded answers are the same; None where they were left out."""
+    if not classes.size:
+        return None
+    return RowAnswers(
+        classes=classes.reshape(-1, columns),
+        equal=equal.reshape(-1, columns, columns) if equal.size else None,
+    )
 
 
 def _turns(saved: Mapping[str, NDArray[Any]]) -> TurnColumns | None:

@@ -21,7 +21,9 @@ from app.routing.query import (
 )
 from app.wire.candidate_payload import BodySettings, request_fields
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.reasoning import MARKERS, Markers
+from racer_core.aggregation.reasoning import MARKERS, Markers, ReasoningFilter
+from racer_core.aggregation.rule import AnswerRule
+from racer_core.aggregation.wording import SHIPPED, TextRule
 from racer_core.calibration.threshold import fewest_rows
 from racer_core.errors import InputError, RowsError
 from racer_core.records.checks import CheckedRows, RowLimits
@@ -73,6 +75,7 @@ class ReadInstructions:
         pool: The candidates that the rows must label.
         query_chars: How many characters of a text the router reads.
         equality: When two recorded answers are the same; None leaves answers out.
+        text_rule: The weights of the rule of sentences.
         salt: Salt of the queries' fingerprints.
         store_keys: Keys of the hashes by which shown rows are recognised, the store's own first.
         samples_key: Key of the draws of sampled rows, hexadecimal.
@@ -110,7 +113,19 @@ class ReadInstructions:
     )
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     markers: Markers = MARKERS
+    text_rule: tuple[float, ...] = SHIPPED.weights
     training_chars: int | None = None
+
+    @property
+    def rule(self) -> AnswerRule | None:
+        """When two recorded answers are the same; None leaves answers out."""
+        if self.equality is None:
+            return None
+        return AnswerRule(
+            equality=self.equality,
+            reasoning=ReasoningFilter(self.markers),
+            text=TextRule.of(self.text_rule),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +192,7 @@ def parse(
         writer = ColumnWriter(
             pool=rows.pool,
             texts=texts,
-            equality=instructions.equality,
-            markers=instructions.markers,
+            rule=instructions.rule,
             salt=instructions.salt,
             store_keys=instructions.store_keys,
             samples_key=bytes.fromhex(instructions.samples_key),

@@ -80,6 +80,7 @@ def _instructions(message: Message) -> ReadInstructions:
             for name, passages in message.pop("leave_out").items()
         },
         equality=None if equality is None else Equality(equality),
+        text_rule=tuple(message.pop("text_rule")),
         **message,
     )
 

@@ -17,7 +17,6 @@ from typing import Any, BinaryIO, Final, cast
 
 import numpy as np
 
-from app.calibrations.answer_risk import textual
 from app.calibrations.columns import RowColumns, load
 from app.calibrations.jobs import Progress
 from app.calibrations.parsing import MAX_LINE_BYTES, Fields, ParseSummary, ReadInstructions, parse
@@ -30,6 +29,8 @@ from app.store import KeyPurpose, Store
 from app.wire import bodies
 from app.wire.candidate_payload import BodySettings
 from app.wire.schemas import CalibrateFields, CalibrateOptions
+from racer_core.aggregation.rule import compares_texts
+from racer_core.aggregation.wording import SHIPPED
 from racer_core.errors import CalibrationError, InputError, RowsError
 from racer_core.sandbox import Message, SandboxedProcess
 from racer_core.trained_router import TrainedRouter
@@ -62,6 +63,7 @@ class UploadReader:
         self._salt = trained.artifact.salt
         self._trained_samples = trained.artifact.sample_fingerprints
         self._training_chars = trained.artifact.longest_text
+        self._text_rule = trained.artifact.text_rule or SHIPPED
         self._store = store
         self._setup = setup
         self._sampled_scores = sampled_scores
@@ -134,13 +136,15 @@ class UploadReader:
             options = bodies.checked(CalibrateOptions, {**given, **fields})
 
         progress("reading", 0, upload.size)
+        equality = self._settings.aggregation.equality
         instructions = ReadInstructions(
             name=upload.name.lower(),
             source="rows" if upload.document else upload.name,
             document=upload.document,
             pool=self._settings.pool,
             query_chars=self._settings.limits.query_chars,
-            equality=textual(self._settings.aggregation.equality),
+            equality=equality if compares_texts(equality) else None,
+            text_rule=self._text_rule.weights,
             markers=self._settings.aggregation.reasoning_markers,
             salt=self._salt,
             store_keys=tuple(each.hex() for each in keys[KeyPurpose.SEEN_ROWS]),

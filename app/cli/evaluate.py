@@ -147,10 +147,11 @@ def _assertions(
 )
 @click.option(
     "--equality",
-    type=click.Choice(["choice", "number", "exact"]),
-    default="exact",
+    type=click.Choice([each.value for each in Equality]),
+    default=Equality.AUTO.value,
     show_default=True,
-    help="When the vote counts two answers as equal.",
+    help="When the vote counts two answers as equal, as `aggregation.equality`; the majority is "
+    "also counted by every other equality that the answers allow.",
 )
 @FALSE_ABSTAIN_BUDGET
 @click.option(

@@ -172,7 +172,7 @@ def train(
             seed=seed,
             candidates=specs,
             false_abstain_budget=evaluation.false_abstain_budget(budget),
-            equality=configured.aggregation.equality if configured else Equality.EXACT,
+            equality=configured.aggregation.equality if configured else Equality.AUTO,
             reasoning=configured.aggregation.reasoning if configured else REASONING,
             report={"encoders": comparison} if comparison else None,
             progress=progress,

@@ -43,7 +43,7 @@ def tune(
     kind: str | None,
     as_json: bool,
 ) -> dict[str, Any]:
-    """Choose score, alpha and vote on validation rows; print the change as a diff.
+    """Choose score, alpha, vote and equality on validation rows; print the change as a diff.
 
     The table and the plot show what each alpha costs, misses and gets right. Of the settings within
     one standard error of the best, the plateau, the one with the smallest alpha is chosen that is
@@ -51,6 +51,7 @@ def tune(
     choose no alpha: the configured one stays. With prices by the token the rows must record what
     calls used.
 
+    Votes are counted under the configured equality and every other one that the answers allow.
     Votes by an evaluator use recorded confidences; without any, an evaluator in the
     configuration rates the answers. Graded rows (`risk_target: quality`) choose no vote. The second
     table says what the promise `same_answer` takes of these rows.
@@ -83,6 +84,7 @@ def tune(
     search.check_rows(opened, rows, configured.routing.risk_target)
     rows = tuning.servable_confidences(rows, configured)
     recorded = any(row.confidences for row in rows.rows)
+    rule = tuning.rule_of(configured, opened)
     with progress_bars(as_json) as progress:
         rated = None
         is_graded = configured.routing.risk_target is RiskTarget.QUALITY
@@ -92,15 +94,14 @@ def tune(
         tuned = search.tune(
             opened,
             rows,
-            equality=configured.aggregation.equality,
+            rule=rule,
             risk_target=configured.routing.risk_target,
             prices=None if prices is None else tuple(prices[name] for name in opened.pool),
             alpha=configured.routing.alpha,
             ratings=rated.ratings if rated else None,
-            reasoning=configured.aggregation.reasoning,
             progress=progress,
         )
-        levels = () if is_graded else tuning.same_answer(configured, rows, prices)
+        levels = () if is_graded else tuning.same_answer(rule, rows, prices)
     tuned = tuned if at is None else tuned.at(at)
     change = tuning.configuration_change(config, tuned, configured.aggregation)
     if rated and rated.failed:
@@ -130,6 +131,8 @@ def tune(
     out.print(tuning_frontier.table(tuned, unit))
     out.print(tuning_frontier.plot(tuned, unit), markup=False, highlight=False, soft_wrap=True)
     out.print(tuning_frontier.sentence(tuned), markup=False, highlight=False, soft_wrap=True)
+    if tuned.equalities:
+        out.print(tuning.equality_table(tuned))
     if levels:
         out.print(tuning.same_answer_table(levels))
         out.print(tuning.same_answer_advice(levels, configured), highlight=False, markup=False)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from app.judging.rater import Rater
 from app.settings import Settings, rater_name
 from app.upstream.fleet import GATEWAY, Fleet
-from racer_core.aggregation.answers import normalise
+from racer_core.aggregation.answers import Equality, normalise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,8 @@ class Evaluator:
             answers: Candidate to answer; equal texts are rated once.
             group: The group, whose own evaluator is called; None or a group without one takes the
                 common evaluator.
-            forms: Normal forms of the answers; None derives them by the configured equality.
+            forms: Forms of the answers, the same for answers that count as one; None: those of
+                the same text do.
             deadline: A ``time.monotonic()``; the evaluator has its own time limit, too.
             caller: The name of the API key that causes the calls.
             left: Takes the calls, without weights, where the client leaves meanwhile.
@@ -105,7 +106,7 @@ class Evaluator:
         if not self._raters:
             return UNRATED
         if forms is None:
-            forms = {name: normalise(self._rule.equality, text) for name, text in answers.items()}
+            forms = {name: normalise(Equality.EXACT, text) for name, text in answers.items()}
         readable = {name: text for name, text in answers.items() if forms.get(name) is not None}
         if len({forms[name] for name in readable}) < 2:
             return UNRATED

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from app.json_output import dump_json
 from app.routing.conditions import Conditions
+from racer_core.aggregation.rule import answer_format
 from racer_core.records.request import GATEWAY_FIELDS, RequestTurn, conversation_of
 
 if TYPE_CHECKING:  # the row reader process starts without pydantic, which takes half a second
@@ -142,12 +143,3 @@ def _needs(turns: Sequence[RequestTurn], fields: Mapping[str, Any]) -> frozenset
     if is_guided or answer_format(fields) == "json_schema":
         needs.add("json_schema")
     return frozenset(needs)
-
-
-def answer_format(fields: Mapping[str, Any]) -> str | None:
-    """The answer format that a request demands: ``json_schema``, ``json_object``, ``text``."""
-    text: object = fields.get("text")  # its place in /v1/responses
-    responses = cast("dict[str, object]", text).get("format") if isinstance(text, dict) else None
-    wanted: object = fields.get("response_format") or responses
-    kind = cast("dict[str, object]", wanted).get("type") if isinstance(wanted, dict) else None
-    return kind if isinstance(kind, str) else None

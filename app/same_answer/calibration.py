@@ -26,7 +26,7 @@ from app.same_answer.change import (
     not_worth_it,
 )
 from app.same_answer.rows import AnswerRows
-from app.settings import ANSWERABLE, COMPARABLE, VOTE, SameAnswer, Settings
+from app.settings import ANSWERABLE, VOTE, SameAnswer, Settings
 from app.store import now
 from app.store.answer_calibrations import AnswerCalibrationRecord
 from app.utc import is_within
@@ -48,13 +48,6 @@ def comparable_terms(settings: Settings, application: str, setup: str) -> SameAn
     Raises:
         InputError: Its answers cannot be compared, or its requests are no rows.
     """
-    equality = settings.aggregation.equality
-    if equality not in COMPARABLE:
-        raise InputError(
-            f"answers cannot be compared two by two under `aggregation.equality: {equality}`: "
-            f"set one of {', '.join(COMPARABLE)}",
-            param="aggregation.equality",
-        )
     if not setup:
         raise InputError(NO_ENCODER, param="aggregation.equality")
     own = settings.applications.get(application)

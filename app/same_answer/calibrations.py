@@ -30,7 +30,8 @@ from app.store.answer_calibrations import (
 )
 from app.utc import is_within
 from racer_core.aggregation.answers import Equality, forms_version
-from racer_core.encoder.base import EncoderSpec
+from racer_core.aggregation.wording import SHIPPED
+from racer_core.artifacts import Artifact
 from racer_core.sequential.calibration import SequentialCalibration
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def answer_setup(
     settings: Settings,
     added: Mapping[str, str],
     code: CheckerCode,
-    encoder: EncoderSpec | None = None,
+    artifact: Artifact | None = None,
 ) -> str:
     """Digest of all that decides which requests an application has, and when answers are equal.
 
@@ -64,7 +65,7 @@ def answer_setup(
             which includes the version of their normal forms.
         added: Digests of what the gateway adds to the requests of each candidate.
         code: The code of checkers, which they have until the gateway ends.
-        encoder: That of the loaded router.
+        artifact: The loaded router, whose encoder compares meanings, and whose rule sentences.
     """
     rule, names = settings.aggregation, (None, *settings.applications)
     what = [
@@ -77,9 +78,13 @@ def answer_setup(
         rule.reasoning_markers,
     ]
     if rule.equality is Equality.SEMANTIC:
-        if encoder is None:
+        if artifact is None:
             return ""
-        what += [asdict(replace(encoder, name="")), rule.similarity, settings.limits.query_chars]
+        encoder = replace(artifact.encoder, name="")
+        what += [asdict(encoder), rule.similarity, settings.limits.query_chars]
+    elif rule.equality.is_pairwise:
+        text = artifact and artifact.text_rule
+        what += [(text or SHIPPED).weights]
     return blake2b(dump_json(what), digest_size=16).hexdigest()
 
 

@@ -39,7 +39,6 @@ from app.settings import ANSWERABLE, DEFAULT, Settings
 from app.store import Store, now
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
 from app.utc import latest, past
-from racer_core.aggregation.answers import Equality
 from racer_core.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -126,7 +125,7 @@ class AnswerCalibrator:
                 for name, each in sections.items()
                 if each is not None and each.reference == ANSWERABLE
             },
-            is_compared=settings.aggregation.equality is Equality.SEMANTIC,
+            is_compared=settings.aggregation.equality.is_pairwise,
         )
         self.alarms = AnswerAlarms(
             sample=self._sample,

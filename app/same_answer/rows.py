@@ -41,8 +41,9 @@ from app.same_answer.calibrations import AnswerCalibrations
 from app.store import Store
 from app.store.tables import DecisionRow, SampleRow, VerdictRow
 from app.utc import ago, latest
+from racer_core.aggregation.leaders import UNREADABLE
 from racer_core.calibration.shadow import is_sampled
-from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses
+from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.verdicts import NO_VERDICT
 from racer_core.types import BoolArray
 

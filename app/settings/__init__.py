@@ -11,13 +11,12 @@ from app.settings.limits import Limits
 from app.settings.loading import load, parse, read
 from app.settings.model import AUTO, GroupBy, Settings
 from app.settings.routing import SET, WHOLE_POOL
-from app.settings.same_answer import ANSWERABLE, COMPARABLE, VOTE, Evidence, SameAnswer
+from app.settings.same_answer import ANSWERABLE, VOTE, Evidence, SameAnswer
 from app.settings.secrets import Secrets
 
 __all__ = [
     "ANSWERABLE",
     "AUTO",
-    "COMPARABLE",
     "DEFAULT",
     "SET",
     "VOTE",

@@ -48,9 +48,10 @@ class Aggregation(Frozen):
 
     method: Method = Method.MAJORITY
     """Voting rule: `majority`, `weighted`, `log_odds` or `stacked`."""
-    equality: Equality = Equality.EXACT
+    equality: Equality = Equality.AUTO
     """When two answers count as equal: `choice`, `number`, `exact`, `json`, `tool_call`, `math`,
-    `semantic`, `auto`."""
+    `text`, `semantic`, or `auto`: `json` where it is asked for, `choice` for lettered options, else
+    `text`."""
     similarity: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """With `semantic`: cosine similarity from which two texts count as equal."""
     weight: Weight = Weight.ROUTER

@@ -34,7 +34,6 @@ from app.settings.remote_artifact import RemoteArtifact
 from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
 from app.settings.same_answer import (
     ANSWERABLE,
-    COMPARABLE,
     VOTE,
     SameAnswer,
     judge_name,
@@ -236,16 +235,6 @@ class Settings(Frozen):
                 raise ValueError(
                     f"applications.{name}.checker: it labels sampled requests, and none are "
                     f"sampled: set `applications.{name}.shadow_rate`"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _same_answers_can_be_compared(self) -> Self:
-        for place in self.same_answers:
-            if self.aggregation.equality not in COMPARABLE:
-                raise ValueError(
-                    f"{place}: answers cannot be compared two by two under `aggregation.equality: "
-                    f"{self.aggregation.equality}`; set one of {', '.join(COMPARABLE)}"
                 )
         return self
 

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from app.settings.aggregation import EvaluatorModel, RatingModel
 from app.settings.base import Alpha, Frozen
 from app.settings.candidates import Name, Url
-from racer_core.aggregation.answers import Equality
 
 # Settings of a checker whose verdicts are evidence in rounds (section `same_answer.evidence`).
 
@@ -69,9 +68,6 @@ SHADOW_CALLS_PER_DAY: Final = 5_000
 MAX_LABEL_WAIT_S: Final = 2.0 * 24 * 3_600  # a calibration is void when its rows are a week old
 VOTE: Final = "vote"  # the reference that is the whole pool's vote
 ANSWERABLE: Final = "answerable"  # the reference that is the labels: misses are the loss
-# Equalities by which any two answers can be compared; `auto` is another one for each request, and
-# a policy fitted on answers under one says nothing under another.
-COMPARABLE: Final = tuple(each for each in Equality if each is not Equality.AUTO)
 
 
 class SameAnswer(Frozen):

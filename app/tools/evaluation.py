@@ -12,7 +12,9 @@ import yaml
 from pydantic import ValidationError
 
 from app.settings.candidates import CandidatePrice
+from app.tools.answer_rules import answer_rule
 from app.tools.hub_probe import check_hub
+from racer_core.aggregation.rule import AnswerRule
 from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.encoder.base import Encoder
 from racer_core.encoder.hybrid import HybridEncoder
@@ -74,6 +76,7 @@ class EvaluationInputs:
     rows: Mapping[str, LabelledRows]
     protocol: Protocol
     source: RouterSource
+    rule: AnswerRule
 
 
 def prepare(arguments: EvaluationArguments) -> EvaluationInputs:
@@ -92,11 +95,13 @@ def prepare(arguments: EvaluationArguments) -> EvaluationInputs:
         name: read_rows(file, max_query_chars=MAX_QUERY_CHARS, kind=arguments.kind)
         for name, file in files.items()
     }
+    source = open_source(arguments, rows)
     return EvaluationInputs(
         arguments=arguments,
         rows=rows,
         protocol=with_prices(protocol, arguments.prices, rows),
-        source=open_source(arguments, rows),
+        source=source,
+        rule=answer_rule(protocol.equality, encoder=source.encoder),
     )
 
 
@@ -183,6 +188,7 @@ def measure(prepared: EvaluationInputs, progress: Progress) -> Evaluation:
             prepared.rows,
             router=source,
             protocol=prepared.protocol,
+            rule=prepared.rule,
             division=division,
             progress=progress,
         )

@@ -321,5 +321,5 @@ routing:
 
 aggregation:
   method: majority
-  equality: exact         # when two answers are equal: choice, number, exact, json, math, auto
+  equality: auto          # when two answers are equal: choice, number, json, math, text, exact
 """

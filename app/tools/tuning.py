@@ -25,9 +25,10 @@ from app.settings import VOTE, Aggregation, SameAnswer, Secrets, Settings
 from app.settings.editing import Change, parse, update_section
 from app.settings.loading import yaml_problem
 from app.telemetry.metrics import Metrics
+from app.tools.answer_rules import answer_rule
 from app.tools.labelling.confidences import recorded_name
 from app.upstream.fleet import Fleet
-from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.rule import AnswerRule
 from racer_core.offline.reporting import Progress
 from racer_core.offline.same_answer_levels import (
     SameAnswerLevel,
@@ -36,6 +37,7 @@ from racer_core.offline.same_answer_levels import (
 )
 from racer_core.offline.tune import AnswerRatings
 from racer_core.offline.tuning_result import Trial, Tuning
+from racer_core.racer import Racer
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.types import LabelledRow, LabelledRows
 
@@ -239,6 +241,8 @@ def _chosen_evaluators(tuning: Tuning, aggregation: Aggregation | None) -> dict[
 
 def _vote(chosen: Trial) -> dict[str, Any]:
     vote: dict[str, Any] = {} if chosen.rule is None else {"method": chosen.rule.value}
+    if chosen.equality is not None:
+        vote["equality"] = chosen.equality.value
     if chosen.weight is not None and chosen.evaluated:
         vote["weight"] = chosen.weight.value
     if chosen.temperature is not None:
@@ -271,15 +275,42 @@ def evaluator_table(tuning: Tuning) -> Table:
     return shown
 
 
-def same_answer(
-    configured: Settings, rows: LabelledRows, prices: Mapping[str, float] | None
-) -> tuple[SameAnswerLevel, ...]:
-    """What the promise `same_answer` takes of the rows; none under `auto`, or by meaning."""
+def rule_of(configured: Settings, racer: Racer) -> AnswerRule:
+    """When the gateway counts two answers as the same."""
     rule = configured.aggregation
-    if rule.equality in (Equality.AUTO, Equality.SEMANTIC):
-        return ()
+    return answer_rule(
+        rule.equality,
+        reasoning=rule.reasoning,
+        text=racer.artifact.text_rule,
+        similarity=rule.similarity,
+        encoder=racer.encoder,
+        embed_chars=configured.limits.query_chars,
+    )
+
+
+def equality_table(tuning: Tuning) -> Table:
+    """The majority vote of all candidates under every equality that the answers allow."""
+    shown = Table(
+        title="the majority of all candidates by `aggregation.equality`, the configured one first",
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+    )
+    for name in ("equality", "answers read", "rows with two equal", "accuracy", "error"):
+        shown.add_column(name, no_wrap=True)
+    for each in tuning.equalities:
+        shown.add_row(
+            *(each.equality.value, f"{each.readable:.0%}", f"{each.agreement:.0%}"),
+            *(f"{each.accuracy:.3f}", f"{each.se:.3f}"),
+        )
+    return shown
+
+
+def same_answer(
+    rule: AnswerRule, rows: LabelledRows, prices: Mapping[str, float] | None
+) -> tuple[SameAnswerLevel, ...]:
+    """What the promise `same_answer` takes of the rows."""
     prints = [number.to_bytes(8) for number in range(len(rows))]
-    answers = AnswerClasses.of(rows, rule.equality, prints, rule.reasoning)
+    answers = AnswerClasses.of(rows, rule, prints)
     return tuple(same_answer_levels(answers, rows.labels(), prices))
 
 

@@ -69,8 +69,8 @@ class Equality(StrEnum):
 
     @property
     def is_pairwise(self) -> bool:
-        """Whether answers are compared two by two, not by their forms."""
-        return self in (Equality.TEXT, Equality.SEMANTIC)
+        """Whether answers, or those to some requests, are compared two by two, not by forms."""
+        return self in (Equality.TEXT, Equality.SEMANTIC, Equality.AUTO)
 
 
 def is_textual(kind: Equality) -> bool:

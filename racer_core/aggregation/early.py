@@ -4,8 +4,9 @@ An outstanding candidate may give any answer, an existing or a new one, alone or
 others, or none. The vote is decided when no such outcome changes the winning class of answers.
 
 Only for votes whose counts are known before the call. An evaluator's weights (``Weight.VERBAL``,
-``Weight.P_TRUE``) and clusters of meanings need all answers: such votes never end early, and
-callers must not use this module for them.
+``Weight.P_TRUE``) need all answers: such votes never end early, and callers must not use this
+module for them. Where answers are compared two by two, those that arrived must have better scores
+than all that are outstanding.
 """
 
 from __future__ import annotations

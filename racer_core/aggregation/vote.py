@@ -7,7 +7,7 @@ evaluator's weight arrives with the answer (``CandidateAnswer.weight``); this mo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import islice
 from typing import Final
@@ -49,7 +49,6 @@ def aggregate(
     temperature: float = 1.0,
     options: int = OPTIONS,
     stacked: StackedVote | None = None,
-    preferred: Collection[str] = (),
 ) -> Aggregate:
     """Merge the answers that arrived.
 
@@ -67,8 +66,6 @@ def aggregate(
         temperature: T of ``weighted``, above 0; infinity is the majority.
         stacked: The fitted weights of ``stacked``.
         options: Number of possible answers, for ``log_odds``; at least the number of given ones.
-        preferred: Candidates whose text represents their class whatever their scores, such as the
-            medoids of clusters; other classes are represented by their highest router score.
 
     Raises:
         InputError: No answers at all, a temperature that is not above 0, fewer than 2 options,
@@ -92,7 +89,7 @@ def aggregate(
     count = iter(counts)
     # Sums are exact, so that the order of arrival cannot change them.
     votes = {form: math.fsum(islice(count, len(group))) for form, group in classes.items()}
-    return _elect(answers, classes, votes, preferred)
+    return _elect(answers, classes, votes)
 
 
 def counted(
@@ -134,7 +131,6 @@ def _elect(
     answers: Sequence[CandidateAnswer],
     classes: Mapping[str, Sequence[CandidateAnswer]],
     votes: Mapping[str, float],
-    preferred: Collection[str],
 ) -> Aggregate:
     """The strongest class and its best text, whatever the votes were counted in."""
 
@@ -149,7 +145,7 @@ def _elect(
         best = classes[max(ranked, key=strength)]
     else:
         best = next(iter(classes.values()), answers)
-    winner = _first([each for each in best if each.candidate in preferred] or best)
+    winner = _first(best)
     return Aggregate(winner=winner.candidate, text=winner.text, votes=votes)
 
 

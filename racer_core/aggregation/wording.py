@@ -16,9 +16,10 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import Final, Self
 
 from racer_core.aggregation.answers import Equality, normalise, stream_safe
 from racer_core.aggregation.stop_words import STOP_WORDS
@@ -35,13 +36,14 @@ _UNSPACED = (
     "\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
 )
 _MARKS = "\u0300-\u036f\u0483-\u0487\u0900-\u0963\u0966-\u0dff"  # within words; no `\w`
+# Only single characters repeat possessively: CPython before 3.11.5 errs in possessive groups.
 _TOKEN = re.compile(
-    r"(?P<number>(?:(?<![\w.)])[-\u2212])?\d++(?:[.,]\d++)*+)"
-    rf"|(?P<unspaced>[{_UNSPACED}]++)"
-    rf"|(?P<word>(?:[^\W_{_UNSPACED}]|[{_MARKS}])++"
-    rf"(?:['\u2019](?:[^\W_{_UNSPACED}]|[{_MARKS}])++)*+)"
+    r"((?:(?<![\w.)])[-\u2212])?\d++(?:[.,]\d++)*)"
+    rf"|([{_UNSPACED}]++)"
+    rf"|((?:[^\W_{_UNSPACED}]|[{_MARKS}])+"
+    rf"(?:['\u2019](?:[^\W_{_UNSPACED}]|[{_MARKS}])+)*)"
 )
-_GROUPED = re.compile(r"-?\d{1,3}+(?:,\d{3})++(?:\.\d++)?+")
+_GROUPED = re.compile(r"-?\d{1,3}+(?:,\d{3})+(?:\.\d+)?")
 _ELIDED = frozenset(["c", "d", "j", "l", "m", "n", "s", "t", "qu"])  # French: l'eau
 _CONTRACTED = frozenset(["d", "ll", "m", "re", "s", "t", "ve"])  # English: it's
 _ACCENTS: Final = frozenset((*range(10, 37), *range(200, 256)))  # combining classes; see `_folded`
@@ -103,6 +105,18 @@ class TextRule:
         if not all(map(math.isfinite, self.weights)):
             raise InputError("the weights of a text rule must be finite")
 
+    @classmethod
+    def of(cls, weights: Sequence[float]) -> Self:
+        """The rule of the weights of :func:`features`, in their order.
+
+        Raises:
+            InputError: Another number of weights, or not finite ones.
+        """
+        names = ("intercept", "overlap", "conflict", "shorter", "longer")
+        if len(weights) != len(names):
+            raise InputError(f"a text rule has {len(names)} weights, not {len(weights)}")
+        return cls(**dict(zip(names, weights, strict=True)))
+
     @property
     def weights(self) -> tuple[float, ...]:
         """Intercept and weights, in the order of :func:`features`."""
@@ -142,6 +156,7 @@ def are_equal(one: str, other: str, question: str, rule: TextRule = SHIPPED) -> 
     return first is not None and second is not None and rule.equals(first, second)
 
 
+@lru_cache(maxsize=64)  # one question has the answers of all candidates
 def asked_words(question: str) -> frozenset[str]:
     """The stems and numbers of a question, which say nothing in its answers."""
     return frozenset(map(_stem, words(question)))
@@ -181,20 +196,17 @@ def words(text: str) -> list[str]:
     """
     if len(text) > MAX_CHARS:
         text = f"{text[: MAX_CHARS // 2]} {text[-MAX_CHARS // 2 :]}"
-    return [word for found in _TOKEN.finditer(_folded(text)) for word in _words_of(found)]
-
-
-def _words_of(token: re.Match[str]) -> Iterator[str]:
-    text = token[0]
-    match token.lastgroup:
-        case "number":
-            yield _number(text)
-        case "unspaced":
-            if len(text) == 1:
-                yield text
-            yield from (text[i : i + 2] for i in range(len(text) - 1))
-        case _:
-            yield from _parts(text.replace("\u2019", "'"))
+    found: list[str] = []
+    for number, unspaced, word in _TOKEN.findall(_folded(text)):
+        if number:
+            found.append(_number(number))
+        elif unspaced:
+            found += [unspaced[i : i + 2] for i in range(max(1, len(unspaced) - 1))]
+        elif "'" in word or "\u2019" in word:
+            found += _parts(word.replace("\u2019", "'"))
+        else:
+            found.append(word)
+    return found
 
 
 def _parts(word: str) -> Iterator[str]:
@@ -227,7 +239,7 @@ def _stem(word: str) -> str:
 
 
 def _is_number(word: str) -> bool:
-    return word.lstrip("-")[:1].isdigit()
+    return word[0].isdigit() or word[0] == "-"  # no other token begins so
 
 
 def _polarity(first: list[str]) -> int:

@@ -106,13 +106,14 @@ def evaluate(
         kinds=table.kinds,
         guessed=table.guessed,
         learned=table.learned,
-        answered=table.classes is not None,
+        answered=table.answers is not None,
         cells=cells,
         laws=laws,
         controls=controls,
         choices=tuple(choices),
         evaluators=evaluators,
         sequences=sequences,
+        equalities=table.equalities,
         unrated={} if table.rated is None else table.rated.unrated,
         resampled={scope: each.draws(rng, protocol.splits) for scope, each in sums.items()},
     )
@@ -255,10 +256,13 @@ class SplitEvaluation:
     def sequences(self) -> Iterator[tuple[SequenceKey, dict[str, float]]]:
         """Sequential calls and their rivals; the validation rows fit their policy, unlabelled."""
         table, part = self._table, self._part
-        if table.classes is None:
+        if table.answers is None:
             return
         answers = AnswerClasses(
-            pool=table.pool, classes=table.classes, fingerprints=table.rows.fingerprints
+            pool=table.pool,
+            classes=table.answers.classes,
+            equal=table.answers.equal,
+            fingerprints=table.rows.fingerprints,
         )
         for calling, alpha, measured in compared(
             answers,

@@ -11,6 +11,7 @@ import numpy as np
 
 from racer_core.aggregation.vote import Weight
 from racer_core.calibration.split_risk import SplitRisk
+from racer_core.offline.equalities import EqualityTrial
 from racer_core.offline.protocol import Order, Protocol, order_member
 from racer_core.offline.same_answer import SequenceKey
 from racer_core.offline.standard_errors import Draws, standard_error
@@ -112,6 +113,9 @@ class Evaluation:
     sequences: Mapping[SequenceKey, Runs] = field(default_factory=dict[SequenceKey, Runs])
     # Rows without a kind of confidence, of the kinds that some rows lack.
     unrated: Mapping[Weight, int] = field(default_factory=dict[Weight, int])
+    # The majority of all candidates by equality, of all rows but training ones; the protocol's one
+    # is the first.
+    equalities: tuple[EqualityTrial, ...] = ()
 
     def mean(self, setting: Setting, measure: str) -> float:
         """The mean over splits; NaN if a measure does not exist."""
@@ -240,6 +244,7 @@ class Evaluation:
                 for key, runs in self.sequences.items()
             ],
             "unrated": dict(self.unrated),
+            "equalities": [asdict(each) for each in self.equalities],
         }
 
 

@@ -65,8 +65,13 @@ def overview(evaluation: Evaluation, alphas: Sequence[float]) -> list[Grid]:
 
 
 def beside(evaluation: Evaluation) -> list[Grid]:
-    """What sets are compared with: controls, sequential calls, evaluators of answers."""
-    return [controls(evaluation), *same_answer(evaluation), *evaluators(evaluation)]
+    """What sets are compared with: controls, equalities, sequential calls, evaluators."""
+    return [
+        controls(evaluation),
+        *equalities(evaluation),
+        *same_answer(evaluation),
+        *evaluators(evaluation),
+    ]
 
 
 def forecasts(evaluation: Evaluation, alphas: Sequence[float]) -> list[Grid]:
@@ -178,6 +183,25 @@ def evaluators(evaluation: Evaluation) -> list[Grid]:
                     *(number(float(np.mean(runs[name]))) for name in ("failed", "chosen")),
                 )
                 for key, runs in evaluation.evaluators.items()
+            ),
+        )
+    ]
+
+
+def equalities(evaluation: Evaluation) -> list[Grid]:
+    """The majority of all candidates by equality; none where rows have no answers."""
+    if not evaluation.equalities:
+        return []
+    return [
+        Grid(
+            title="the majority of all candidates by --equality, the protocol's first",
+            head=("equality", "answers read", "rows with two equal", "accuracy"),
+            rows=tuple(
+                (
+                    *(each.equality.value, number(each.readable), number(each.agreement)),
+                    spread([each.accuracy], each.se),
+                )
+                for each in evaluation.equalities
             ),
         )
     ]

@@ -16,7 +16,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_core.aggregation.answers import Equality, check_textual
+from racer_core.aggregation.answers import Equality
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import BINARY_TARGETS, RiskTarget, Score, checked_alpha, enum_member
 
@@ -89,7 +89,7 @@ class Protocol:
     )
     risk_targets: tuple[RiskTarget, ...] = BINARY_TARGETS
     false_abstain_budget: float | None = 0.01  # None: never abstain because of p_null
-    equality: Equality = Equality.EXACT
+    equality: Equality = Equality.AUTO
     prices: tuple[float, ...] | None = None
     seed: int = 0
 
@@ -119,7 +119,6 @@ class Protocol:
                 f"{', '.join(BINARY_TARGETS)} right answers; evaluate twice",
                 param="risk_targets",
             )
-        check_textual(self.equality)
 
     def of(self, benchmark: str) -> Shares:
         """The shares of one benchmark."""

@@ -13,10 +13,11 @@ from functools import cached_property
 
 import numpy as np
 
+from racer_core.aggregation.leaders import UNREADABLE
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.calibration.threshold import calibrate_threshold
 from racer_core.offline.protocol import Rows
-from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses
+from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.critical import (
     critical_scores,
     round_nonconformity,

@@ -67,6 +67,11 @@ class RouterSource(Protocol):
         ...
 
     @property
+    def encoder(self) -> Encoder | None:
+        """Its encoder, before any fine-tuning; None for scores that need none."""
+        ...
+
+    @property
     def artifact(self) -> Artifact | None:
         """The artifact that trained it before; None if it takes the division's training rows."""
         ...

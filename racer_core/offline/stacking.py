@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_core.aggregation.batch import ClassArray, one_hot
+from racer_core.aggregation.batch import RowAnswers, one_hot
+from racer_core.aggregation.leaders import ClassArray
 from racer_core.aggregation.stacked import StackedVote, clipped_logit
 from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
@@ -72,32 +73,33 @@ def stack(
     fingerprints: tuple[bytes, ...],
     batch: Batch,
     labels: BoolArray,
-    classes: ClassArray,
+    answers: RowAnswers,
     fit: Fit,
     units: Rows | None = None,
 ) -> StackedVote | None:
     """:func:`fit_stacked` on rows scored :func:`out_of_fold`, where there are enough to fit it."""
-    if not suffices(classes, labels):
+    if not suffices(answers, labels):
         return None
-    return fit_stacked(out_of_fold(pool, fingerprints, batch, labels, fit, units), classes)
+    return fit_stacked(out_of_fold(pool, fingerprints, batch, labels, fit, units), answers)
 
 
-def fit_stacked(rows: ScoredRows, classes: ClassArray) -> StackedVote | None:
+def fit_stacked(rows: ScoredRows, answers: RowAnswers) -> StackedVote | None:
     """Maximise the conditional likelihood of the right answer, regularised towards equal votes.
 
     The penalty is on differences between candidates: with few rows the majority remains.
 
     Args:
         rows: Training rows scored out of fold.
-        classes: The rows' answers, shape (n, K), -1 for unreadable ones.
+        answers: The rows' answers.
 
     Returns:
         None if fewer than 50 rows have both a right and a wrong answer.
     """
-    if not suffices(classes, rows.labels):
+    if not suffices(answers, rows.labels):
         return None
+    by_name = sorted(range(len(rows.pool)), key=rows.pool.__getitem__)
     masks = [np.ones_like(rows.labels), *served_masks(rows)]
-    masked = [np.where(mask, classes, -1) for mask in masks]
+    masked = [answers.voted(mask, rows.scores, by_name) for mask in masks]
     contested = [_contested(each, rows.labels) for each in masked]
     votes = ContestedRows(
         classes=np.concatenate([c[keep] for c, keep in zip(masked, contested, strict=True)]),
@@ -150,9 +152,9 @@ def served_masks(rows: ScoredRows) -> list[BoolArray]:
     ]
 
 
-def suffices(classes: ClassArray, labels: BoolArray) -> bool:
+def suffices(answers: RowAnswers, labels: BoolArray) -> bool:
     """Whether the rows are enough for :func:`fit_stacked`."""
-    return len(labels) >= MIN_ROWS <= int(np.count_nonzero(_contested(classes, labels)))
+    return len(labels) >= MIN_ROWS <= int(np.count_nonzero(_contested(answers.classes, labels)))
 
 
 def _contested(classes: ClassArray, labels: BoolArray) -> BoolArray:

@@ -9,7 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from racer_core.aggregation.batch import ClassArray, agreement, row_classes
+from racer_core.aggregation.batch import RowAnswers
+from racer_core.aggregation.rule import AnswerRule
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.artifacts import Artifact
 from racer_core.calibration.augmentation import augment_truth, checked_scores
@@ -18,6 +19,7 @@ from racer_core.calibration.patterns import PatternModel, pattern_ids
 from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.encoder.base import Encoder
 from racer_core.errors import InputError, RowsError
+from racer_core.offline.equalities import EqualityTrial, allowed, compare_equalities
 from racer_core.offline.evaluators import RatedAnswers
 from racer_core.offline.fit import RouterChoice
 from racer_core.offline.protocol import Order, Protocol, Rows, all_units, home_units, training_units
@@ -27,6 +29,7 @@ from racer_core.offline.sources import RouterSource, trained_source
 from racer_core.offline.stacking import fit_stacked, suffices
 from racer_core.offline.train import check_graded, check_queries
 from racer_core.offline.votes import Votes
+from racer_core.offline.wordings import fit_text_rule
 from racer_core.records.conversation import fingerprint, plain_form
 from racer_core.records.overlap import is_fresh_traffic
 from racer_core.records.units import renumbered, rows_kind, units_of
@@ -75,11 +78,12 @@ class EvaluationTable:
     benchmarks: Mapping[str, Rows]  # row numbers of each benchmark
     rows: ScoredRows
     patterns: tuple[PatternModel, ...]  # the settings that a split chooses from
-    classes: ClassArray | None  # (n, K) recorded answers; None where rows have none
+    answers: RowAnswers | None  # recorded answers; None where rows have none
     stacked: StackedVote | None
     n_train: int
     copies: int  # rows that repeat an earlier query but for case or space
     protocol: Protocol
+    equalities: tuple[EqualityTrial, ...] = ()  # the protocol's one, and others that rows allow
     groups: GroupOrders | None = None  # None where all rows are of one group
     rated: RatedAnswers | None = None  # recorded confidences; None where rows have no answers
     kinds: Mapping[str, RowsKind] = field(default_factory=dict[str, RowsKind])  # by benchmark
@@ -114,13 +118,13 @@ class EvaluationTable:
     @cached_property
     def votes(self) -> Votes | None:
         """The votes over all rows; None if rows have no answers."""
-        if self.classes is None:
+        if self.answers is None:
             return None
         return Votes(
             pool=self.pool,
             labels=self.rows.labels,
             scores=self.rows.scores,
-            same=agreement(self.classes),
+            answers=self.answers,
             stacked=self.stacked,
         )
 
@@ -190,6 +194,7 @@ def build_table(
     router: RouterSource | str,
     protocol: Protocol,
     encoder: Encoder | None = None,
+    rule: AnswerRule | None = None,
     division: int = 0,
     progress: Progress = silent,
 ) -> EvaluationTable:
@@ -200,6 +205,8 @@ def build_table(
         router: The base router, or the name of one to train on ``encoder`` with its defaults.
         protocol: The experiment. An artifact takes no training rows, whatever its shares are.
         encoder: Embeds the rows if ``router`` is a name.
+        rule: When two answers are the same; None: the protocol's equality of texts, as the artifact
+            or the training rows fit it.
         division: The number of the division, which its seed depends on.
         progress: Called at each stage.
 
@@ -224,7 +231,7 @@ def build_table(
     quality = [rows.quality(pool) for rows in benchmarks.values()] if is_graded else []
     grades = np.concatenate([each for each in quality if each is not None]) if quality else None
     voted = bool(merged[0].answers) and not is_graded
-    classes = row_classes(merged, pool, protocol.equality) if voted else None
+    rule = rule or AnswerRule(equality=protocol.equality)
     groups = np.unique(
         [
             f"{name}\n{row.group or row.task or ''}"
@@ -246,9 +253,22 @@ def build_table(
         progress=progress,
     )
     output = fitted.predict(_at(queries, rest))
+    answers, equalities = None, tuple[EqualityTrial, ...]()
+    own_units = renumbered(units[rest])
+    if voted:
+        learned_from = [merged[int(i)] for i in training]
+        text = (
+            fit_text_rule(learned_from, labels[training], pool, rule, renumbered(units[training]))
+            if artifact is None
+            else artifact.text_rule
+        )
+        rule = rule if text is None else replace(rule, text=text)
+        answers = RowAnswers.of(merged, pool, rule)
+        ruled = allowed([merged[int(i)] for i in rest], pool, rule)
+        equalities = compare_equalities(ruled, pool, labels[rest], own_units)
     stacked = None if artifact is None else artifact.stacked
     voters = training[fitted.vote_rows]
-    if artifact is None and classes is not None and suffices(classes[voters], labels[voters]):
+    if artifact is None and answers is not None and suffices(answers.at(voters), labels[voters]):
         scored = ScoredRows(
             pool=pool,
             fingerprints=_prints(_at(queries, voters), salt),
@@ -256,7 +276,7 @@ def build_table(
             neighbours=None,  # of different folds, whose pattern ids are not comparable
             labels=labels[voters],
         )
-        stacked = fit_stacked(scored, classes[voters])
+        stacked = fit_stacked(scored, answers.at(voters))
     patterns = PatternModel.of(labels[training]) if artifact is None else artifact.patterns
     return EvaluationTable(
         benchmarks=places,
@@ -267,19 +287,20 @@ def build_table(
             neighbours=output.neighbours,
             labels=labels[rest],
             quality=None if grades is None else grades[rest],
-            units=renumbered(units[rest]),
+            units=own_units,
         ),
         patterns=offered_patterns(patterns, output.neighbours) if artifact is None else (patterns,),
         null_threshold=None if artifact is None else artifact_threshold(artifact),
-        classes=None if classes is None else classes[rest],
+        answers=None if answers is None else answers.at(rest),
         stacked=stacked,
+        equalities=equalities,
         clusters=error_clusters(benchmarks, units)[rest],
         n_train=len(training) if artifact is None else len(artifact.training_fingerprints),
         copies=len(queries) - len(set(map(plain_form, queries))),
         learned=learned,
         protocol=protocol,
         rated=None
-        if classes is None
+        if answers is None
         else RatedAnswers.of([merged[int(row)] for row in rest], pool),
         kinds=kinds,
         guessed=frozenset(name for name, rows in benchmarks.items() if rows.kind is None),

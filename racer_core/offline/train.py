@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from racer_core import artifacts
-from racer_core.aggregation.answers import Equality, is_textual
-from racer_core.aggregation.batch import row_classes
+from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.batch import RowAnswers
 from racer_core.aggregation.reasoning import REASONING, ReasoningFilter
+from racer_core.aggregation.rule import AnswerRule, compares_texts
 from racer_core.aggregation.stacked import StackedVote
+from racer_core.aggregation.wording import SHIPPED
 from racer_core.artifacts import Artifact, CandidateSpec
 from racer_core.calibration.augmentation import checked_scores
 from racer_core.calibration.patterns import PatternModel
@@ -43,6 +45,7 @@ from racer_core.offline.reporting import Progress, RememberingEncoder, Reporting
 from racer_core.offline.selection import ScoredRows, choose_patterns, choose_tau
 from racer_core.offline.stacking import CROSS_FITTED, stack
 from racer_core.offline.training_rows import sampled_units, with_labels
+from racer_core.offline.wordings import fit_text_rule
 from racer_core.records.conversation import fingerprint
 from racer_core.records.near_copies import count_near_copies
 from racer_core.records.overlap import is_fresh_traffic
@@ -158,7 +161,7 @@ def train(
     seed: int = 0,
     candidates: Sequence[CandidateSpec] | None = None,
     false_abstain_budget: float | None = 0.01,
-    equality: Equality = Equality.EXACT,
+    equality: Equality = Equality.AUTO,
     reasoning: ReasoningFilter = REASONING,
     report: Mapping[str, Any] | None = None,
     progress: Progress = silent,
@@ -185,9 +188,9 @@ def train(
         candidates: Models and decoding parameters; None takes the names of the rows' pool.
         false_abstain_budget: Largest share of answerable validation rows on which tau may abstain;
             None never abstains.
-        equality: Equality of answers, for the stacked vote; kinds that need more than the text fit
-            no vote.
-        reasoning: Removes the reasoning from answers, for the stacked vote.
+        equality: Equality of answers, for the stacked vote and the rule of sentences; kinds that
+            need more than texts fit neither.
+        reasoning: Removes the reasoning from answers, for the same.
         report: JSON values that ``training.json`` notes, too, such as how the encoder was chosen.
         progress: Called at each stage.
 
@@ -255,12 +258,18 @@ def train(
     embeddings = fitted.encoder.encode(rows.queries).embeddings
     with one_thread():
         components = principal_components(embeddings)
+    rule = None
+    if compares_texts(equality):
+        plain = AnswerRule(equality=equality, reasoning=reasoning)
+        fitted_rule = fit_text_rule(rows.rows, labels, pool, plain, rows_units(rows))
+        rule = replace(plain, text=fitted_rule or SHIPPED)
     artifact = Artifact(
         candidates=specs,
         encoder=fitted.encoder.spec,
         router=router,
         patterns=patterns,
-        stacked=_stacked(choice, fitted, rows, validation, pool, salt, equality, reasoning),
+        stacked=_stacked(choice, fitted, rows, validation, pool, salt, rule),
+        text_rule=None if rule is None or rule.text is SHIPPED else rule.text,
         null_threshold=choose_tau(held_out.scores, held_out.labels, false_abstain_budget),
         salt=salt,
         training_fingerprints=frozenset(training_prints),
@@ -327,17 +336,16 @@ def _stacked(
     validation: LabelledRows,
     pool: tuple[str, ...],
     salt: str,
-    equality: Equality,
-    reasoning: ReasoningFilter,
+    rule: AnswerRule | None,
 ) -> StackedVote | None:
-    """The stacked vote; None if the rows have no answers, or none that compare as texts.
+    """The stacked vote; None if the rows have no answers, or no rule that compares their texts.
 
     KNN and MLP are trained again on each fold of the training rows. RouterDC is too expensive for
     that, and plug-ins are not trained here: their vote is fitted on the validation rows.
     """
     folds = choice.kind in CROSS_FITTED
     used = rows if folds else validation
-    if not used.rows or not is_textual(equality):
+    if not used.rows or rule is None:
         return None
 
     def fit_fold(batch: Batch, labels: BoolArray) -> Router:
@@ -350,7 +358,7 @@ def _stacked(
         tuple(fingerprint(salt, query) for query in used.queries),
         Batch(used.queries, fitted.encoder),
         used.labels(pool),
-        row_classes(used.rows, pool, equality, reasoning),
+        RowAnswers.of(used.rows, pool, rule),
         fit_fold,
         rows_units(used),
     )

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.batch import agreement, row_classes
-from racer_core.aggregation.reasoning import REASONING, ReasoningFilter
+from racer_core.aggregation.rule import AnswerRule
 from racer_core.aggregation.vote import Method, Weight
 from racer_core.calibration.metrics import shortfalls
 from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import InputError, RowsError
+from racer_core.offline.equalities import EqualityTrial, allowed, compare_equalities
 from racer_core.offline.evaluators import EvaluatorChoice, EvaluatorQuality, RatedAnswers
 from racer_core.offline.protocol import PAPER_ALPHAS, Rows
 from racer_core.offline.reporting import Progress, silent
@@ -73,35 +73,35 @@ def tune(
     racer: Racer,
     rows: LabelledRows,
     *,
-    equality: Equality,
+    rule: AnswerRule,
     risk_target: RiskTarget,
     prices: tuple[float, ...] | None = None,
     alphas: Sequence[float] = PAPER_ALPHAS,
     alpha: float | None = None,
     ratings: AnswerRatings | None = None,
-    reasoning: ReasoningFilter = REASONING,
     progress: Progress = silent,
 ) -> Tuning:
-    """Choose score, alpha and vote.
+    """Choose score, alpha, vote, and the equality that the vote counts by.
 
     Under ``quality`` there is no vote: the accuracy is the mean quality of the best called
     candidate, and score and alpha alone are chosen.
 
     Every level uses `static`, the fixed order, unless a paired test shows that another score is
     cheaper at equal risk: the chance that the chosen score is no cheaper than the fixed order and
-    not the fixed order is at most 5 %. A vote other than the majority counts only if it
-    beats the majority by two paired standard errors. Of the remaining settings within one standard
-    error of the best accuracy, the cheapest is chosen, or a smaller alpha that is not shown to be
-    dearer; ties go to a vote without an evaluator, whose calls have no price. Fewer than 500 rows
-    choose no alpha: the differences between levels are noise there. Of several recorded evaluators
-    the one with the largest AUC weighs the votes (:meth:`RatedAnswers.choose`). Levels for which
-    half of the rows are too few are left out.
+    not the fixed order is at most 5 %. Votes are compared under the configured equality and every
+    other one that the answers allow. One other than the majority under the configured equality
+    counts only if it beats that majority by two paired standard errors. Of the remaining settings
+    within one standard error of the best accuracy, the cheapest is chosen, or a smaller alpha that
+    is not shown to be dearer; ties go to a vote without an evaluator, whose calls have no
+    price. Fewer than 500 rows choose no alpha: the differences between levels are noise there. Of
+    several recorded evaluators the one with the largest AUC weighs the votes
+    (:meth:`RatedAnswers.choose`). Levels for which half of the rows are too few are left out.
 
     Args:
         racer: Loaded artifact.
         rows: Validation rows with answers, or with grades for ``quality``; not to be used for
             calibration afterwards or before.
-        equality: When two answers are the same.
+        rule: When two answers are the same, as it is configured.
         risk_target: What alpha bounds.
         prices: Price per call of each candidate, in the order of the pool; None counts calls.
         alphas: The grid.
@@ -109,7 +109,6 @@ def tune(
             rows; None: a level of the grid is chosen from any number of rows.
         ratings: Of the rows' answers, by the configured evaluator; None takes the confidences that
             the rows record. A kind of confidence that some rows lack is left out.
-        reasoning: Removes the reasoning from the rows' answers.
         progress: Called at each alpha.
 
     Raises:
@@ -123,19 +122,30 @@ def tune(
     schemes: tuple[_Scheme, ...] = ()
     evaluators: tuple[EvaluatorQuality, ...] = ()
     choices: dict[str, EvaluatorChoice] = {}
+    equalities: tuple[EqualityTrial, ...] = ()
     if risk_target is RiskTarget.QUALITY:
         scored = replace(scored, quality=rows.quality(racer.pool))
     else:
-        same = agreement(row_classes(rows.rows, racer.pool, equality, reasoning))
-        votes = Votes(
-            pool=racer.pool,
-            labels=scored.labels,
-            scores=scored.scores,
-            same=same,
-            stacked=None if _fitted_on(racer, scored, rows.kind) else racer.artifact.stacked,
-        )
         rated, evaluators, choices = _rated(racer, rows, ratings)
-        schemes = tuple(_schemes(votes, rated))
+        ruled = allowed(rows.rows, racer.pool, rule)
+        equalities = compare_equalities(ruled, racer.pool, scored.labels, scored.split_units)
+        schemes = tuple(
+            scheme
+            for each in ruled
+            for scheme in _schemes(
+                Votes(
+                    pool=racer.pool,
+                    labels=scored.labels,
+                    scores=scored.scores,
+                    answers=each.answers,
+                    stacked=None
+                    if _fitted_on(racer, scored, rows.kind)
+                    else racer.artifact.stacked,
+                ),
+                each.rule.equality,
+                rated,
+            )
+        )
     per_call = np.ones(len(racer.pool)) if prices is None else np.array(prices)
     levels = sorted({*alphas, *(() if alpha is None else (alpha,))})
     chosen_scores = choose_scores(
@@ -183,6 +193,7 @@ def tune(
         evaluator_choices=choices,
         everyone=_everyone(scored, schemes, per_call),
         best_single=_best_single(scored, per_call),
+        equalities=equalities,
     )
 
 
@@ -393,6 +404,7 @@ class _Scheme:
 
     rule: Method
     votes: Votes
+    equality: Equality
     weight: Weight | None = None
     temperature: float | None = None
 
@@ -401,23 +413,29 @@ class _Scheme:
         return self.votes.right(self.rule, selected, self.temperature or 1.0)
 
 
-def _schemes(votes: Votes, rated: Sequence[AnswerRatings]) -> Iterator[_Scheme]:
+def _schemes(votes: Votes, equality: Equality, rated: Sequence[AnswerRatings]) -> Iterator[_Scheme]:
     for rule in votes.rules:
         if rule == Method.WEIGHTED:
-            yield from _weighted(votes, Weight.ROUTER)
+            yield from _weighted(votes, equality, Weight.ROUTER)
         else:
-            yield _Scheme(rule=rule, votes=votes)
+            yield _Scheme(rule=rule, votes=votes, equality=equality)
     for ratings in rated:
         if ratings.values.shape != votes.scores.shape:
             raise InputError(
                 f"ratings of shape {ratings.values.shape} for {votes.scores.shape} answers"
             )
-        yield from _weighted(replace(votes, ratings=ratings.values), ratings.weight)
+        yield from _weighted(replace(votes, ratings=ratings.values), equality, ratings.weight)
 
 
-def _weighted(votes: Votes, weight: Weight) -> Iterator[_Scheme]:
+def _weighted(votes: Votes, equality: Equality, weight: Weight) -> Iterator[_Scheme]:
     for temperature in TEMPERATURES:
-        yield _Scheme(rule=Method.WEIGHTED, votes=votes, weight=weight, temperature=temperature)
+        yield _Scheme(
+            rule=Method.WEIGHTED,
+            votes=votes,
+            equality=equality,
+            weight=weight,
+            temperature=temperature,
+        )
 
 
 def _graded_trial(
@@ -455,7 +473,8 @@ def _trials(
     size = float(selected.sum(axis=1).mean())
     costs = np.asarray(selected @ per_call, dtype=np.float64)
     voted = [(scheme, scheme.right(selected)) for scheme in schemes]
-    majority = next(right for scheme, right in voted if scheme.rule == Method.MAJORITY)
+    usual = next(scheme for scheme in schemes if scheme.rule == Method.MAJORITY)
+    majority = next(right for scheme, right in voted if scheme is usual)
     for scheme, right in voted:
         lead = right.astype(np.float64) - majority
         margin = 2.0 * standard_error_of_mean(lead, units)
@@ -470,6 +489,7 @@ def _trials(
             size=size,
             cost=float(costs.mean()),
             missed=missed,
-            proven=scheme.rule == Method.MAJORITY or float(lead.mean()) > margin,
+            proven=scheme is usual or float(lead.mean()) > margin,
+            equality=scheme.equality,
         )
         yield _Measured(trial, right.astype(np.float64), costs)

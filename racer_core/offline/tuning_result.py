@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.vote import Method, Weight
 from racer_core.errors import InputError
+from racer_core.offline.equalities import EqualityTrial
 from racer_core.offline.evaluators import EvaluatorChoice, EvaluatorQuality
 from racer_core.types import Score
 
@@ -30,7 +32,9 @@ class Trial:
     # Share of the answerable queries whose set has no right candidate; of graded rows the mean
     # shortfall of the set from the pool.
     missed: float
-    proven: bool  # the majority, or better than it by two paired standard errors
+    # The majority under the configured equality, or better than it by two paired standard errors.
+    proven: bool
+    equality: Equality | None = None  # by which the votes were counted
     # By how much the most accurate proven setting is better on the same rows, and the standard
     # error of this difference.
     behind: float = 0.0
@@ -72,6 +76,7 @@ class Tuning:
     )
     everyone: FixedCalls | None = None
     best_single: FixedCalls | None = None  # the best of these rows, in hindsight
+    equalities: tuple[EqualityTrial, ...] = ()  # the majority of everyone, the configured one first
 
     @property
     def points(self) -> tuple[Trial, ...]:

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from racer_core.aggregation.batch import winners
+from racer_core.aggregation.batch import RowAnswers, winners
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import OPTIONS, SURE, Method, Weight
 from racer_core.offline.protocol import Rows
@@ -25,7 +25,7 @@ class Votes:
         pool: The candidates, in the order of the columns.
         labels: Correctness, shape (n, K).
         scores: Router scores, shape (n, K).
-        same: Whether two candidates gave the same answer, shape (n, K, K).
+        answers: Which candidates gave the same answer.
         stacked: The fitted vote; None if there were too few training rows.
         ratings: Weights of ``weighted`` instead of the router scores: an evaluator's ratings in
             [0, 1], NaN for missing ones, shape (n, K).
@@ -34,7 +34,7 @@ class Votes:
     pool: tuple[str, ...]
     labels: BoolArray
     scores: FloatArray
-    same: FloatArray
+    answers: RowAnswers
     stacked: StackedVote | None
     ratings: FloatArray | None = None
 
@@ -49,7 +49,7 @@ class Votes:
             self,
             labels=self.labels[rows],
             scores=self.scores[rows],
-            same=self.same[rows],
+            answers=self.answers.at(rows),
             ratings=None if self.ratings is None else self.ratings[rows],
         )
 
@@ -63,10 +63,11 @@ class Votes:
         Right means that the winner was labelled right, so no grader is needed here.
         """
         by_name = sorted(range(len(self.pool)), key=self.pool.__getitem__)
-        counts = self._counts(rule, selected, temperature)
-        chosen = winners(self.same, selected, counts, self.scores, by_name)
+        same = self.answers.same(selected, self.scores, by_name)
+        counts = self._counts(rule, selected, temperature, same)
+        chosen = winners(same, selected, counts, self.scores, by_name)
         rows = np.arange(len(chosen))
-        readable = self.same[rows, chosen, chosen] > 0.0
+        readable = same[rows, chosen, chosen] > 0.0
         return self.labels[rows, chosen] & selected.any(axis=1) & readable
 
     def best_rule(self, selected: BoolArray, temperature: float) -> Method:
@@ -80,18 +81,20 @@ class Votes:
             key=lambda each: (self.accuracy(Method.WEIGHTED, selected, each), each),
         )
 
-    def _counts(self, rule: Method, selected: BoolArray, temperature: float) -> FloatArray:
+    def _counts(
+        self, rule: Method, selected: BoolArray, temperature: float, same: FloatArray
+    ) -> FloatArray:
         match rule:
             case Method.MAJORITY:
                 return np.ones_like(self.scores)
             case Method.WEIGHTED:
                 # Over readable answers only, as in serving: otherwise rounding may lose the counts.
-                readable = selected & (np.einsum("naa->na", self.same) > 0.0)
+                readable = selected & (np.einsum("naa->na", same) > 0.0)
                 called = np.where(readable, self._weights(readable), -np.inf)
                 top = called.max(axis=1, keepdims=True, initial=0.0)
                 return np.exp((called - top) / temperature)
             case Method.LOG_ODDS:
-                possible = np.maximum(self._distinct(selected), OPTIONS)[:, None]
+                possible = np.maximum(_distinct(same, selected), OPTIONS)[:, None]
                 sure = np.clip(self.scores, 1.0 - SURE, SURE)
                 return np.log(sure * (possible - 1.0) / (1.0 - sure))
             case Method.STACKED:
@@ -111,10 +114,11 @@ class Votes:
         mean = total / np.maximum(rated.sum(axis=1, keepdims=True), 1)
         return np.where(missing, mean, self.ratings)
 
-    def _distinct(self, selected: BoolArray) -> FloatArray:
-        """The number of distinct answers of each set, shape (n,)."""
-        size = (self.same * selected[:, None, :]).sum(axis=2)
-        return np.where(selected & (size > 0.0), 1.0 / np.maximum(size, 1.0), 0.0).sum(axis=1)
+
+def _distinct(same: FloatArray, selected: BoolArray) -> FloatArray:
+    """The number of distinct answers of each set, shape (n,)."""
+    size = (same * selected[:, None, :]).sum(axis=2)
+    return np.where(selected & (size > 0.0), 1.0 / np.maximum(size, 1.0), 0.0).sum(axis=1)
 
 
 class Rule(StrEnum):

@@ -10,15 +10,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.batch import ClassArray, row_classes
-from racer_core.aggregation.reasoning import REASONING, ReasoningFilter
+from racer_core.aggregation.batch import RowAnswers
+from racer_core.aggregation.leaders import UNREADABLE, ClassArray, led_classes
+from racer_core.aggregation.rule import AnswerRule
 from racer_core.errors import CalibrationError
-from racer_core.sequential.leaders import led_classes
 from racer_core.sequential.verdicts import NO_VERDICT, VERDICTS, VerdictArray
 from racer_core.types import BoolArray, LabelledRows, checked_pool
-
-UNREADABLE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +70,15 @@ class AnswerClasses:
     def of(
         cls,
         rows: LabelledRows,
-        equality: Equality,
+        rule: AnswerRule,
         fingerprints: Sequence[bytes],
-        reasoning: ReasoningFilter = REASONING,
     ) -> Self:
         """The recorded answers of rows; a candidate without an answer counts as unreadable."""
+        answers = RowAnswers.of(rows, rows.pool, rule)
         return cls(
             pool=rows.pool,
-            classes=row_classes(rows, rows.pool, equality, reasoning),
+            classes=answers.classes,
+            equal=answers.equal,
             fingerprints=tuple(fingerprints),
             groups=tuple(row.group for row in rows),
         )
@@ -103,18 +101,21 @@ class AnswerClasses:
         """
         return cls(
             pool=pool,
-            classes=led_classes(equal, readable, range(len(pool))),
+            classes=led_classes(equal, readable, np.arange(len(pool))),
             fingerprints=tuple(fingerprints),
             equal=equal,
         )
 
     def along(self, order: Sequence[str]) -> ClassArray:
         """The classes along an order of calls, shape (n, K), whatever follows it."""
+        names = dict.fromkeys((*order, *self.pool))
+        return self.along_columns(np.array([self.pool.index(name) for name in names]))
+
+    def along_columns(self, order: NDArray[Any]) -> ClassArray:
+        """The same along all columns, in one order (K,) or in one for each row, (n, K)."""
         if self.equal is None:
             return self.classes
-        names = dict.fromkeys((*order, *self.pool))
-        columns = [self.pool.index(name) for name in names]
-        return led_classes(self.equal, self.classes != UNREADABLE, columns)
+        return led_classes(self.equal, self.classes != UNREADABLE, order)
 
     def at(self, rows: NDArray[Any]) -> Self:
         """Some of the rows, by their numbers or by a mask of shape (n,)."""

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.aggregation.batch import ClassArray, winners
+from racer_core.aggregation.leaders import UNREADABLE
 from racer_core.aggregation.vote import OPTIONS, Method, aggregate
 from racer_core.errors import CalibrationError, InputError
-from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses, same_answers
+from racer_core.sequential.answer_classes import AnswerClasses, same_answers
 from racer_core.sequential.reliability import checked, log_odds
 from racer_core.sequential.verdicts import NO_VERDICT, VerdictArray, VerdictRates
 from racer_core.types import BoolArray, CandidateAnswer, FloatArray, checked_pool

@@ -17,9 +17,10 @@ from __future__ import annotations
 import numpy as np
 
 from racer_core.aggregation.batch import ClassArray
+from racer_core.aggregation.leaders import UNREADABLE
 from racer_core.aggregation.vote import SURE
 from racer_core.errors import CalibrationError
-from racer_core.sequential.answer_classes import UNREADABLE, same_answers
+from racer_core.sequential.answer_classes import same_answers
 from racer_core.sequential.verdicts import VERDICTS, VerdictArray, VerdictRates
 from racer_core.types import BoolArray, FloatArray
 

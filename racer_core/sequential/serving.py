@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from racer_core.aggregation.leaders import led_forms
 from racer_core.errors import InputError
-from racer_core.sequential.leaders import led_forms
 from racer_core.sequential.policy import Loss, Policy
 from racer_core.sequential.verdicts import NO_VERDICT
 

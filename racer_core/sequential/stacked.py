@@ -16,11 +16,12 @@ from typing import Self
 import numpy as np
 
 from racer_core.aggregation.batch import ClassArray, winners
+from racer_core.aggregation.leaders import UNREADABLE
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import OPTIONS
 from racer_core.calibration.threshold import calibrate_threshold
 from racer_core.errors import InputError
-from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses, same_answers
+from racer_core.sequential.answer_classes import AnswerClasses, same_answers
 from racer_core.sequential.critical import critical_scores, round_nonconformity, rounds_called
 from racer_core.sequential.policy import Columns, Outcomes
 from racer_core.types import BoolArray, FloatArray
@@ -86,10 +87,11 @@ class StackedPolicy:
         if answers.pool != self.vote.pool:
             raise InputError("the answers are those of another pool than the stacked vote's")
         counts = self.vote.counts(scores)
-        place = np.argsort(self.order(scores), axis=1)
+        order = self.order(scores)
+        classes, place = answers.along_columns(order), np.argsort(order, axis=1)
         by_name = sorted(range(len(answers.pool)), key=answers.pool.__getitem__)
         return [
-            votes_after(answers.classes, place < called, counts, scores, by_name, self.options)
+            votes_after(classes, place < called, counts, scores, by_name, self.options)
             for called in range(1, len(answers.pool) + 1)
         ]
 

@@ -22,6 +22,7 @@ from app.same_answer.calibrations import answer_setup
 from app.settings import Settings
 from app.store import Store
 from app.store.answer_calibrations import AnswerCalibrationStore
+from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.encoder.base import EncoderOutput
@@ -167,6 +168,7 @@ def test_from_no_encoder_to_certified_answers(
 def test_what_decides_about_meaning_is_part_of_the_setup(gateway: Gateway) -> None:
     """The encoder wherever its files are, the similarity, and how much of a text is read."""
     base = gateway.settings
+    artifact = artifacts.load(base.artifact)
 
     def setup(similarity: float = 0.6, query_chars: int = 1_000, **spec: Any) -> str:
         settings = base.model_copy(
@@ -179,7 +181,8 @@ def test_what_decides_about_meaning_is_part_of_the_setup(gateway: Gateway) -> No
         )
         added = ConditionReader(settings.candidates).added
         assert answer_setup(settings, added, {}) == ""
-        return answer_setup(settings, added, {}, replace(SPEC, **spec))
+        changed = replace(artifact, encoder=replace(SPEC, **spec))
+        return answer_setup(settings, added, {}, changed)
 
     assert setup() == setup(name="elsewhere")
     others = {setup(), setup(similarity=0.7), setup(query_chars=999), setup(digest="other")}

@@ -175,7 +175,7 @@ def test_evidence_without_its_conditions_is_omitted(case: str) -> None:
         case "no answers":
             rows = replace(rows, answered=np.zeros(400, bool))
         case "other equality":
-            rows = replace(rows, classes=None)
+            rows = replace(rows, answers=None)
         case "evaluator":
             evaluator: Any = {"candidate": "adder"}
             aggregation = Aggregation(method="weighted", weight="p_true", evaluator=evaluator)  # type: ignore[arg-type]
@@ -435,7 +435,7 @@ def test_rows_that_cannot_test_a_limit_are_refused() -> None:
     calibration = randoms(100)
     rows, _ = answering(calibration)
     for broken, of, message in (
-        (replace(rows, classes=None), calibration, "in every row"),
+        (replace(rows, answers=None), calibration, "in every row"),
         (replace(rows, answered=np.arange(100) > 0), calibration, "in every row"),
         (rows, replace(calibration, groups=("a",) * 100), "without groups"),
     ):

@@ -33,6 +33,7 @@ from app.store import Store
 from app.store.answer_calibrations import ALARM, AnswerCalibrationStore
 from app.store.calibration_record import CalibrationRecord
 from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.rule import AnswerRule
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.errors import InfeasibleAlphaError, InputError, RowsError
 from racer_core.offline.tune import tune
@@ -296,7 +297,7 @@ def tuned(deployment: Deployment, rng: np.random.Generator) -> Deployment:
             found = tune(
                 racer,
                 with_answers(rows),
-                equality=Equality.EXACT,
+                rule=AnswerRule(equality=Equality.EXACT),
                 risk_target=configured.routing.risk_target,
                 alpha=configured.routing.alpha,
             )

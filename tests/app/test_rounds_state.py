@@ -24,6 +24,7 @@ from app.settings import Aggregation
 from app.upstream.reply import Reply
 from app.wire.format import Choice
 from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.wording import SHIPPED
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.policy import Policy
 from racer_core.sequential.serving import StopReason
@@ -152,7 +153,7 @@ def test_a_round_is_slow_beside_the_answers_that_arrived() -> None:
 def test_a_slow_checker_saves_calls_all_the_same() -> None:
     """Answers take 20 ms, checks more than the least time of a slow round."""
     state = rounds(threshold=-math.inf)
-    reader = AnswerReader(None, None, similarity=0.9, embed_chars=100)  # type: ignore[arg-type]
+    reader = AnswerReader(None, None, similarity=0.9, text=SHIPPED, embed_chars=100)  # type: ignore[arg-type]
     vote = vote_of(state, reader=reader, latencies=usual(0.02))
 
     async def call(name: str) -> Reply:

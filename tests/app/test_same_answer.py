@@ -188,18 +188,21 @@ def test_a_reference_without_prices_is_not_calibrated(
     assert f"{result['id']} decides nothing: {UNPRICED}" in error_message(refused, 409)
 
 
-def test_what_is_missing_is_one_clear_error(sampling: Gateway, serve: Serve) -> None:
+def test_what_is_missing_is_one_clear_error(
+    sampling: Gateway, serve: Serve, tmp_path: Path
+) -> None:
     """Too few rows, an unknown application, answers that cannot be compared."""
     few = sampling.post("/same-answer/calibrate", ADMIN_KEY)
     assert "there are 0 sampled requests" in error_message(few, 400)
     unknown = sampling.post("/same-answer/calibrate", ADMIN_KEY, json={"application": "bot"})
     assert "no application 'bot'" in error_message(unknown, 404)
-    vague = serve(calibrated=False, aggregation={"equality": "auto"})
-    refused = vague.post("/same-answer/calibrate", ADMIN_KEY)
-    assert "cannot be compared two by two" in error_message(refused, 400)
-    assert (
-        "two by two" in vague.get("/same-answer", ADMIN_KEY).json()["applications"][""]["refusal"]
+    vague = serve(
+        calibrated=False, artifact=tmp_path / "none", aggregation={"equality": "semantic"}
     )
+    refused = vague.post("/same-answer/calibrate", ADMIN_KEY)
+    assert "not certifiable cheaply" in error_message(refused, 400)
+    refusal = vague.get("/same-answer", ADMIN_KEY).json()["applications"][""]["refusal"]
+    assert "not certifiable cheaply" in refusal
     assert NAMES
 
 

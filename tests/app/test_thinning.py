@@ -62,7 +62,7 @@ def columns(
         scores=scores,
         groups=None if groups is None else tuple(groups),
         clusters=np.full(n, -1),
-        classes=None,
+        answers=None,
         answered=np.zeros(n, bool),
         later=np.zeros(n, bool),
         conditions=(),

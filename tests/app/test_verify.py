@@ -23,7 +23,9 @@ from app.routing.rounds_plan import RoundsPlan, RoundsTerms, fitted
 from app.same_answer.calibrations import AnswerCalibrations
 from app.upstream.reply import Reply
 from app.wire.format import AnswerKind, Choice
+from racer_core.aggregation.rule import Compared, are_same
 from racer_core.aggregation.semantic import Meaning
+from racer_core.aggregation.wording import SHIPPED
 from racer_core.errors import InputError
 from racer_core.sequential.serving import StopReason
 from racer_core.types import BINARY_TARGETS, RiskTarget, Score
@@ -234,8 +236,8 @@ SLOWNESS = (StopReason.SLOW, StopReason.DEADLINE)
 USUAL = decision_record(calibration_record(rows=20), [0.5, 0.5, 0.5])
 
 
-def _are_near(one: Meaning, other: Meaning) -> bool:
-    return one.equals(other, 0.9)
+def _are_near(one: Compared, other: Compared) -> bool:
+    return are_same(one, other, SHIPPED, 0.9)
 
 
 def served(
@@ -245,7 +247,9 @@ def served(
     policy, decision_id = plan.calibration.policy, f"decision-{rng.integers(1 << 40)}"
     # By meaning answers are equal that are near each other, which is not transitive.
     by_meaning = rng.random() < 0.3
-    rounds = Rounds(plan, decision_id, is_same=_are_near if by_meaning else None)
+    meanings: dict[str, Compared] = {}
+    is_same = _are_near if by_meaning else None
+    rounds = Rounds(plan, decision_id, is_same=is_same, compared=meanings)
     results = FanOutResult()
     row = classes(int(rng.integers(10**6)), 1).classes[0]
     waiting, failing, cut = list(rounds.next), rng.choice([0.0, 0.3]), rng.random() < 0.1
@@ -274,7 +278,7 @@ def served(
             results.forms[name] = text or None
             if by_meaning and text:
                 place = np.exp(1j * rng.normal(scale=0.5))
-                rounds.meanings[name] = Meaning(name, np.array([place.real, place.imag]))
+                meanings[name] = Meaning(name, np.array([place.real, place.imag]))
                 results.forms[name] = name
         rounds.report(results)
         if rounds.is_over:  # some answers may be outstanding that cannot change the vote

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from app import lifespan
 from app.answering import answer_forms
 from app.answering.answer_forms import VOTE_CHARS, AnswerReader
-from app.answering.fan_out import FanOutResult
 from app.answering.vote import Vote
 from app.concurrency.threads import SMALL_BYTES
 from app.settings import Aggregation
@@ -27,6 +26,7 @@ from app.upstream.reply import Reply
 from app.wire.chat import Chat
 from app.wire.format import Choice
 from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.wording import SHIPPED
 from racer_core.encoder.base import Encoder, EncoderOutput
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
 from tests.kit.case import GatewayCase, Shared
@@ -246,7 +246,7 @@ MEANING = {"equality": "semantic", "similarity": 0.75}
 
 
 def test_open_texts_vote_by_what_they_mean(shared: Shared, pool: FakePool) -> None:
-    """Texts that are close are one class, and its most central text is returned."""
+    """Texts that are close to one are its class, and the best-scored of them is returned."""
     gateway = shared(aggregation=MEANING).gateway
     for name, text in zip(POOL, (CLOSE[0], FAR, CLOSE[1]), strict=True):
         pool.say(name, text)
@@ -256,17 +256,8 @@ def test_open_texts_vote_by_what_they_mean(shared: Shared, pool: FakePool) -> No
     for name, text in zip(POOL, (CLOSE[0], CLOSE[2], CLOSE[1]), strict=True):
         pool.say(name, text)
     answer = gateway.chat(ONE, WHOLE_POOL)
-    assert answer["racer"]["votes"] == {"poet": 3}
-    assert answer["choices"][0]["message"]["content"] == CLOSE[1]  # not the best router score's
-
-
-def test_meanings_are_compared_when_all_answers_are_there(shared: Shared, pool: FakePool) -> None:
-    """Clusters need all answers, so no call is cancelled, and every failure is a reason."""
-    gateway = shared(aggregation=MEANING).gateway
-    pool.say("poet", "42", delay_s=0.3)
-    assert outcome(gateway.chat(ONE, WHOLE_POOL)) == dict.fromkeys(POOL, "ms")
-    pool.fail("poet", FAILS_AT_ONCE)
-    assert reasons(gateway.chat(ONE, WHOLE_POOL)) == ["candidate_failed:poet"]
+    assert list(answer["racer"]["votes"].values()) == [3]
+    assert answer["racer"]["votes"].keys() == {answer["model"]}
 
 
 def test_a_refusal_has_no_vote(shared: Shared, pool: FakePool) -> None:
@@ -379,14 +370,16 @@ class Encoding:
 def reader(embed: Encoding | None = None, embed_chars: int = 8192) -> AnswerReader:
     """A reader of texts."""
     encoding = embed or Encoding()
-    return AnswerReader(encoding.embed, never, similarity=0.75, embed_chars=embed_chars)  # type: ignore[arg-type]
+    return AnswerReader(
+        encoding.embed, never, similarity=0.75, text=SHIPPED, embed_chars=embed_chars
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each form, and each clustering, was made on the event loop's thread."""
+    """Whether each form was made on the event loop's thread."""
     on_the_loop: list[bool] = []
-    for name in ("normalise", "tool_call_form", "cluster"):
+    for name in ("normalise", "tool_call_form", "wording"):
         function = getattr(answer_forms, name)
 
         def noting(*given: object, function: object = function) -> object:
@@ -399,15 +392,16 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 async def test_long_answers_are_read_on_a_thread(threads: list[bool]) -> None:
-    """Short ones on the loop; tool calls and clusters, of unknown size, always on a thread."""
+    """Short ones on the loop; tool calls, of unknown size, always on a thread."""
     for choice, form in (
         (Choice(text="1 " * (SMALL_BYTES // 2)), "1"),
         (Choice(text="1 " * SMALL_BYTES), "1"),
         (Choice(tool_calls=({"name": "add"},)), '[["add",{}]]'),
     ):
         assert await reader().form(Equality.NUMBER, [choice]) == form
-    await reader().semantic({"a": "x", "b": "y"}, {"a": 0.5, "b": 0.5})
-    assert threads == [True, False, False, False]
+    for size in (SMALL_BYTES // 4, SMALL_BYTES):
+        assert await reader().compared(Equality.TEXT, replied("1 " * size), "?") is not None
+    assert threads == [True, False, False, True, False]
 
 
 async def test_an_answer_over_a_mebibyte_has_no_vote(threads: list[bool]) -> None:
@@ -424,13 +418,11 @@ async def test_an_answer_over_a_mebibyte_has_no_vote(threads: list[bool]) -> Non
 async def test_the_encoder_is_given_the_beginning_of_an_answer() -> None:
     """As much as of a query; and nothing of an answer that is no vote."""
     encoding = Encoding()
-    texts = {"a": "x" * 9, "b": "y" * 11, "c": "z" * (VOTE_CHARS + 1)}
-    scores = dict.fromkeys(texts, 0.5)
-    forms, medoids = await reader(encoding, embed_chars=10).semantic(texts, scores)
+    reads = reader(encoding, embed_chars=10)
+    texts = ("x" * 9, "y" * 11, "z" * (VOTE_CHARS + 1))
+    found = [await reads.compared(Equality.SEMANTIC, replied(text), "") for text in texts]
     assert encoding.given == ["x" * 9, "y" * 10]
-    assert (forms, medoids) == ({"a": "a", "b": "a"}, {"a"})
-    assert await reader(encoding).semantic({"c": texts["c"]}, scores) == ({}, frozenset())
-    assert len(encoding.given) == 2
+    assert found[2] is None
 
 
 def vote(kind: Equality, deadline: float) -> Vote:
@@ -438,7 +430,7 @@ def vote(kind: Equality, deadline: float) -> Vote:
     return Vote(
         rule=Aggregation(),
         kind=kind,
-        reader=AnswerReader(never, never, similarity=0.75, embed_chars=10),  # type: ignore[arg-type]
+        reader=AnswerReader(never, never, similarity=0.75, text=SHIPPED, embed_chars=10),  # type: ignore[arg-type]
         stacked=None,
         scores={"adder": 0.5},
         members=("adder",),
@@ -453,14 +445,11 @@ def replied(text: str) -> Reply:
 
 
 async def test_an_answer_not_read_by_the_deadline_has_no_vote() -> None:
-    """A formula or meanings that wait for others; what came in time is a vote all the same."""
+    """A formula or a meaning that waits for others; what came in time is a vote all the same."""
     async with asyncio.timeout(60):
         late = vote(Equality.MATH, time.monotonic() + 0.05)
         assert await late.read(replied("1")) is None
-        result = FanOutResult(replies={"adder": replied("1")}, forms={"adder": None})
-        meaning = vote(Equality.SEMANTIC, time.monotonic() + 0.05)
-        assert await meaning.cluster(result, ["adder"]) == frozenset()
-        assert result.forms == {"adder": None}
+        assert await vote(Equality.SEMANTIC, time.monotonic() + 0.05).read(replied("1")) is None
         assert await vote(Equality.NUMBER, -math.inf).read(replied("It is 7")) == "7"
 
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from racer_core.aggregation.answers import Equality, check_textual, is_textual, normalise
 from racer_core.aggregation.json_forms import json_form, tool_call_form, tool_calls_text
 from racer_core.errors import InputError
-from racer_core.offline.protocol import Protocol
 
 TEXTUAL = [kind for kind in Equality if is_textual(kind)]
-OTHERS = [Equality.MATH, Equality.SEMANTIC, Equality.AUTO]
+OTHERS = [Equality.MATH, Equality.TEXT, Equality.SEMANTIC, Equality.AUTO]
 
 
 @pytest.mark.parametrize(
@@ -191,8 +190,6 @@ def test_an_equality_that_text_alone_cannot_decide_is_refused(kind):
     assert refused.value.param == "equality"
     with pytest.raises(InputError, match="choice, number, exact, json, tool_call"):
         check_textual(kind)
-    with pytest.raises(InputError, match=f"equality `{kind}`"):
-        Protocol(equality=kind)
     assert {*TEXTUAL, *OTHERS} == set(Equality)
 
 

@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from racer_core.aggregation.answers import Equality, normalise
-from racer_core.aggregation.batch import agreement
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method, Weight, aggregate
 from racer_core.offline.votes import TEMPERATURES, Votes
 from racer_core.types import CandidateAnswer
-from tests.kit.answers import answer_classes
+from tests.kit.answers import row_answers
 
 METHODS = (Method.MAJORITY, Method.WEIGHTED, Method.LOG_ODDS)
 # Eighths tie and are exact; millionths are the grid that scores are rounded to.
@@ -46,7 +45,7 @@ def votes_of(pool, texts, labels, scores, stacked=None, ratings=None):
         pool=pool,
         labels=np.array(labels),
         scores=np.array(scores),
-        same=agreement(answer_classes(texts, Equality.CHOICE)),
+        answers=row_answers(texts, Equality.CHOICE),
         stacked=stacked,
         ratings=None if ratings is None else np.array(ratings, dtype=np.float64),
     )
@@ -108,8 +107,8 @@ def test_large_pools_vote_as_the_gateway_does(rule, t, count):
     texts = [[f"text {n}" for n in row] for row in rng.integers(0, kinds, (200, count))]
     labels = rng.random((200, count)) < 0.5
     scores = rng.random((200, count)).round(6)
-    same = agreement(answer_classes(texts, Equality.EXACT))
-    votes = Votes(pool=pool, labels=labels, scores=scores, same=same, stacked=None)
+    answers = row_answers(texts, Equality.EXACT)
+    votes = Votes(pool=pool, labels=labels, scores=scores, answers=answers, stacked=None)
     assert max(len(set(row)) for row in texts) > 10
     terms = {"method": rule, "temperature": t, "by": Equality.EXACT}
     expected = [served(pool, *row, **terms) for row in zip(texts, labels, scores, strict=True)]

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from racer_core.aggregation.batch import RowAnswers
 from racer_core.calibration.metrics import set_metrics
 from racer_core.calibration.null_threshold import choose_null_threshold
 from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
@@ -236,7 +237,7 @@ def hand_made(protocol, held_out_score, test_score):
             labels=labels,
         ),
         patterns=(PatternModel.of(labels),),
-        classes=np.tile(np.array([0, 1], dtype=np.int16), (200, 1)),
+        answers=RowAnswers(classes=np.tile(np.array([0, 1], dtype=np.int16), (200, 1))),
         stacked=None,
         n_train=10,
         copies=0,
@@ -297,7 +298,7 @@ def opposed(protocol, mirrored):
             labels=labels,
         ),
         patterns=(PatternModel.of(labels),),
-        classes=classes.astype(np.int16),
+        answers=RowAnswers(classes=classes.astype(np.int16)),
         stacked=None,
         n_train=10,
         copies=0,

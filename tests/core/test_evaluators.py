@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from racer_core.aggregation.batch import RowAnswers
 from racer_core.aggregation.vote import Weight
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
@@ -215,7 +216,7 @@ def test_the_evaluator_and_its_temperature_are_chosen_on_validation_rows():
             labels=labels,
         ),
         patterns=(PatternModel.of(labels),),
-        classes=np.tile([0, 1, 2], (200, 1)).astype(np.int16),
+        answers=RowAnswers(classes=np.tile([0, 1, 2], (200, 1)).astype(np.int16)),
         stacked=None,
         n_train=10,
         copies=0,

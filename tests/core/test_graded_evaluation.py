@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from racer_core.aggregation.rule import AnswerRule
 from racer_core.calibration.null_threshold import choose_null_threshold
 from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.encoder.char_ngrams import CharNgramEncoder
@@ -230,7 +231,11 @@ def validation():
 def test_tuning_measures_the_best_called_candidate(racer, validation):
     """By hand: each half at the threshold of the other, with the calibration of the gateway."""
     tuned = tune(
-        racer, validation, equality="exact", risk_target="quality", alphas=(0.002, 0.05, 0.2)
+        racer,
+        validation,
+        rule=AnswerRule(equality="exact"),
+        risk_target="quality",
+        alphas=(0.002, 0.05, 0.2),
     )
     assert [trial.alpha for trial in tuned.trials] == [0.05, 0.2]  # 120 rows are too few for 0.002
     quality = validation.quality(POOL)

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.batch import row_classes
+from racer_core.aggregation.batch import RowAnswers
 from racer_core.aggregation.reasoning import MARKERS, AnswerReader, ReasoningFilter
+from racer_core.aggregation.rule import AnswerRule
 from racer_core.types import LabelledRow
 from tests.kit.answers import answer_classes
 
@@ -41,6 +42,11 @@ HARMONY = (("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),)
 def test_reasoning_is_no_part_of_an_answer(text: str, answer: str) -> None:
     """Closed, cut off, or without an opening marker."""
     assert ReasoningFilter().answer(text) == answer
+
+
+def classes(row, pool, equality):
+    """The classes of the answers of one row."""
+    return RowAnswers.of([row], pool, AnswerRule(equality=equality)).classes.tolist()
 
 
 def test_other_markers_may_be_set() -> None:
@@ -77,7 +83,7 @@ def test_recorded_answers_vote_without_their_reasoning() -> None:
     given = ["<think>6 * 7</think>42", "<think>21 + 21</think>42.", "<think>6 *", None, "42"]
     assert answer_classes([given], Equality.EXACT).tolist() == [[0, 0, -1, -1, 0]]
     row = LabelledRow(query="x", correct=frozenset(), answers={"a": given[0], "b": given[1]})
-    assert row_classes([row], ["b", "a", "c"], Equality.EXACT).tolist() == [[0, 0, -1]]
+    assert classes(row, ["b", "a", "c"], Equality.EXACT) == [[0, 0, -1]]
     bare = answer_classes([given], Equality.EXACT, ReasoningFilter(())).tolist()
     assert bare == [[0, 1, 2, -1, 3]]
 
@@ -92,9 +98,9 @@ def test_recorded_tool_calls_vote_as_tool_calls() -> None:
     }
     calls = {name: {"tool_calls": 1} for name in "abc"}
     row = LabelledRow(query="x", correct=frozenset(), answers=answers, calls=calls)
-    assert row_classes([row], "abcd", Equality.NUMBER).tolist() == [[0, 0, 1, 2]]
+    assert classes(row, "abcd", Equality.NUMBER) == [[0, 0, 1, 2]]
     without = replace(row, calls={})
-    assert row_classes([without], "abcd", Equality.NUMBER).tolist() == [[0, 1, 0, 0]]
+    assert classes(without, "abcd", Equality.NUMBER) == [[0, 1, 0, 0]]
 
 
 def test_a_list_of_calls_beside_tools_votes_as_tool_calls() -> None:
@@ -107,8 +113,8 @@ def test_a_list_of_calls_beside_tools_votes_as_tool_calls() -> None:
     }
     body = {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}
     row = LabelledRow(query="x", correct=frozenset(), answers=answers, request=body)
-    assert row_classes([row], "abcd", Equality.NUMBER).tolist() == [[0, 0, 1, 2]]
+    assert classes(row, "abcd", Equality.NUMBER) == [[0, 0, 1, 2]]
     text = replace(row, calls={"a": {"finish_reason": "stop"}})
-    assert row_classes([text], "abcd", Equality.NUMBER).tolist() == [[0, 1, 2, 0]]
+    assert classes(text, "abcd", Equality.NUMBER) == [[0, 1, 2, 0]]
     plain = replace(row, request={"messages": body["messages"]})
-    assert row_classes([plain], "abcd", Equality.NUMBER).tolist() == [[0, 1, 0, 0]]
+    assert classes(plain, "abcd", Equality.NUMBER) == [[0, 1, 0, 0]]

@@ -7,7 +7,6 @@ import pytest
 
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.batch import agreement
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method
 from racer_core.calibration.options import CalibrationOptions
@@ -22,7 +21,7 @@ from racer_core.offline.train import train
 from racer_core.offline.votes import Votes
 from racer_core.routers.base import Batch
 from racer_core.types import RiskTarget, Score
-from tests.kit.answers import answer_classes
+from tests.kit.answers import row_answers
 from tests.kit.synthetic import POOL, synthetic_rows
 
 STRONG = (0.9, 0.35, 0.35, 0.35, 0.35)
@@ -49,10 +48,10 @@ def rows_of(labels, scores):
     )
 
 
-def classes_of(rows):
-    """The answers A (right) and B (wrong), numbered."""
+def answers_of(rows):
+    """The answers A (right) and B (wrong)."""
     texts = [["A" if right else "B" for right in row] for row in rows.labels]
-    return answer_classes(texts, Equality.CHOICE)
+    return row_answers(texts, Equality.CHOICE)
 
 
 def accuracy(rows, rule, stacked):
@@ -61,7 +60,7 @@ def accuracy(rows, rule, stacked):
         pool=rows.pool,
         labels=rows.labels,
         scores=rows.scores,
-        same=agreement(classes_of(rows)),
+        answers=answers_of(rows),
         stacked=stacked,
     )
     return votes.accuracy(rule, np.ones_like(rows.labels), 1.0)
@@ -72,7 +71,7 @@ def test_trust_is_learned_where_the_router_knows():
     rng = np.random.default_rng(3)
     scores = rng.choice([0.2, 0.8], (600, 4))
     rows = rows_of(rng.random(scores.shape) < scores, scores)
-    stacked = fit_stacked(rows, classes_of(rows))
+    stacked = fit_stacked(rows, answers_of(rows))
     assert (stacked.trust > 0.1).all()
     assert (stacked.trust < 1.3).all()
     assert accuracy(rows, Method.STACKED, stacked) > accuracy(rows, Method.MAJORITY, stacked) + 0.05
@@ -95,7 +94,7 @@ def maximised(monkeypatch):
 def test_fitted_weights_are_a_maximum(maximised):
     """No weight moved by a little has a larger likelihood: Newton did not stop half-way."""
     rows = drawn(STRONG, 300, seed=6)
-    stacked = fit_stacked(rows, classes_of(rows))
+    stacked = fit_stacked(rows, answers_of(rows))
     weights = np.concatenate([stacked.skill, stacked.trust])
     votes, penalty = maximised[0]
     best = stacking.penalised_log_likelihood(votes, weights, penalty)
@@ -106,7 +105,7 @@ def test_fitted_weights_are_a_maximum(maximised):
 def test_fit_sees_the_rows_as_serving_masks_them(maximised):
     """The full pool and every level's sets, each with the rows that are contested within it."""
     rows = drawn((0.8, 0.6, 0.5, 0.3), 300, seed=12)
-    fit_stacked(rows, classes_of(rows))
+    fit_stacked(rows, answers_of(rows))
     inside = [np.ones_like(rows.labels), *stacking.served_masks(rows)]
     contested = [
         (mask & rows.labels).any(axis=1) & (mask & ~rows.labels).any(axis=1) for mask in inside
@@ -124,7 +123,7 @@ def test_few_contested_rows_teach_nothing(contested):
     labels[:contested, 0] = True
     labels[contested : contested + 200] = True
     rows = rows_of(labels, np.random.default_rng(8).uniform(0.3, 0.7, labels.shape))
-    assert (fit_stacked(rows, classes_of(rows)) is None) == (contested < MIN_ROWS)
+    assert (fit_stacked(rows, answers_of(rows)) is None) == (contested < MIN_ROWS)
 
 
 def knn(batch, labels):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from racer_core.aggregation.batch import RowAnswers
 from racer_core.calibration.patterns import PatternModel
 from racer_core.offline.evaluate import evaluate
 from racer_core.offline.evaluation_result import Chosen, Setting
@@ -46,7 +47,7 @@ def evaluated(rng, count=240, per_cluster=1):
             units=clusters,
         ),
         patterns=(PatternModel.of(labels[:50]),),
-        classes=np.where(labels, 0, 1 + np.arange(len(POOL))),
+        answers=RowAnswers(classes=np.where(labels, 0, 1 + np.arange(len(POOL)))),
         stacked=None,
         n_train=0,
         copies=0,

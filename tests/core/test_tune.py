@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from racer_core.aggregation.answers import Equality, normalise
+from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.rule import AnswerRule, normalise
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method, Weight, aggregate
 from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
@@ -46,7 +47,7 @@ def rows():
 def tuned(racer, rows, **options):
     """The search with what most tests want."""
     wanted = {
-        "equality": Equality.EXACT,
+        "rule": AnswerRule(equality=Equality.EXACT),
         "risk_target": RiskTarget.ANSWERABLE,
         "alphas": ALPHAS,
         **options,

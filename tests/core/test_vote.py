@@ -248,17 +248,6 @@ def test_forms_decide_what_agrees():
     assert aggregate(unread).votes == {"5": 1.0, "$5.00": 1.0}
 
 
-def test_a_preferred_answer_represents_its_class_and_changes_no_vote():
-    """A cluster's medoid is returned although another member scores higher; ties stay as they were.
-
-    Both classes have two votes and the mean 0.5; Rome has the higher best score.
-    """
-    arrived = answers("Rome", 0.75, "Paris", 0.5, "Rome", 0.25, "Paris", 0.5)
-    plain, preferring = aggregate(arrived), aggregate(arrived, preferred={"m2", "m3"})
-    assert (plain.winner, preferring.winner) == ("m0", "m2")
-    assert preferring.votes == plain.votes
-
-
 def test_votes_that_cannot_be_counted_are_refused():
     """The limit T -> 0 is the best score, 0 divides by zero; one option leaves no wrong answer."""
     one = answers("a", 0.5)

@@ -10,7 +10,8 @@ import pytest
 from safetensors import safe_open
 
 from app.settings.loading import read
-from racer_core.aggregation.batch import agreement, row_classes
+from racer_core.aggregation.batch import RowAnswers
+from racer_core.aggregation.rule import AnswerRule
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.decision import Sets
 from racer_core.calibration.metrics import set_metrics
@@ -72,7 +73,7 @@ def votes(racer: Racer, splits: dict[str, LabelledRows], test_scores: RouterScor
         pool=racer.pool,
         labels=rows.labels(racer.pool),
         scores=test_scores.scores,
-        same=agreement(row_classes(rows.rows, racer.pool, equality)),
+        answers=RowAnswers.of(rows.rows, racer.pool, AnswerRule(equality=equality)),
         stacked=racer.artifact.stacked,
     )
 

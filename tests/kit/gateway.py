@@ -253,9 +253,13 @@ def configure(folder: Path, artifact: Path, upstream: str, **changes: Any) -> Pa
     watching = {"false_alarm": None} | changes.pop("watching", {})
     # What one test lets fail must not be out for the next; tests of circuits say when it is.
     fleet = {"failures": 1000} | changes.pop("fleet", {})
+    # Votes are then shown by their texts; tests of sentences say `auto` or `text`.
+    aggregation = {"equality": "exact"} | changes.pop("aggregation", {})
     folder.mkdir(exist_ok=True)
     path = folder / "racer.yaml"
-    values |= {"routing": routing, "watching": watching, "fleet": fleet} | changes
+    values |= {
+        "routing": routing, "watching": watching, "fleet": fleet, "aggregation": aggregation
+    } | changes  # fmt: skip
     path.write_text(yaml.dump(values, Dumper=yaml.CSafeDumper), encoding="utf-8")
     return path
 

@@ -11,7 +11,7 @@ from racer_core.aggregation.answers import Equality
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.types import RiskTarget, RowsKind
-from tests.kit.answers import answer_classes
+from tests.kit.answers import row_answers
 from tests.kit.gateway import POOL
 
 PRICES = (4.0, 1.0, 0.5)
@@ -56,7 +56,7 @@ def answering(
         scores=np.full(shape, np.nan),
         groups=None,
         clusters=np.full(shape[0], -1),
-        classes=answer_classes(columns, Equality.EXACT),
+        answers=row_answers(columns, Equality.EXACT),
         answered=np.ones(shape[0], bool),
         later=np.zeros(shape[0], bool),
         conditions=(),
