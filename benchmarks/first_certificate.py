@@ -27,8 +27,7 @@ from app.same_answer.calibration import fitting_rows, refusal_of, rows_needed  #
 from app.same_answer.change import change_of  # noqa: E402
 from app.settings import SameAnswer, Settings  # noqa: E402
 from racer_core.aggregation.answers import Equality  # noqa: E402
-from racer_core.aggregation.reasoning import REASONING  # noqa: E402
-from racer_core.aggregation.wording import are_equal  # noqa: E402
+from racer_core.aggregation.rule import AnswerRule  # noqa: E402
 from racer_core.sequential.answer_classes import AnswerClasses  # noqa: E402
 from racer_core.sequential.calibration import SequentialCalibration  # noqa: E402
 from racer_core.sequential.fit import fit_policy, tuned_policy  # noqa: E402
@@ -40,12 +39,12 @@ QUESTIONS = 1_600  # of a family: there are no more of names
 TESTED = 1_000
 FITTING = (20, 50, 100, 200, 300)
 BEFORE = 39, 20  # rows, and how many of them fit
-# Of each family the rule that fits it, beside `exact`, which was the default.
+# Of each family the rule that fits it, beside `exact` and the default.
 RULES = {
-    "numbers": (Equality.EXACT, Equality.NUMBER),
-    "letters": (Equality.EXACT, Equality.CHOICE),
-    "names": (Equality.EXACT, Equality.TEXT),
-    "json": (Equality.EXACT, Equality.JSON),
+    "numbers": (Equality.EXACT, Equality.NUMBER, Equality.AUTO),
+    "letters": (Equality.EXACT, Equality.CHOICE, Equality.AUTO),
+    "names": (Equality.EXACT, Equality.TEXT, Equality.AUTO),
+    "json": (Equality.EXACT, Equality.JSON, Equality.AUTO),
 }
 
 
@@ -53,26 +52,20 @@ def answered(family: str, count: int, equality: Equality) -> AnswerClasses:
     """The answers of all stand-ins to questions of a family, with their correctness."""
     asked = [each.query for each in chat_models.questions(family, count)]
     pool = chat_models.NAMES
-    texts = [{name: chat_models.answer(name, query) for name in pool} for query in asked]
     right = np.array([[chat_models.is_right(name, query) for name in pool] for query in asked])
-    prints = tuple(query.encode() for query in asked)
-    if equality is Equality.TEXT:
-        read = [{name: REASONING.answer(text) for name, text in given.items()} for given in texts]
-        equal = np.array([
-            [[are_equal(given[one], given[other], query) for other in pool] for one in pool]
-            for query, given in zip(asked, read, strict=True)
-        ])  # fmt: skip
-        readable = np.ones((len(asked), len(pool)), dtype=bool)
-        found = AnswerClasses.compared(pool, equal, readable, prints)
-        return replace(found, labels=right)
-    rows = LabelledRows(
-        pool=pool,
-        rows=tuple(
-            LabelledRow(query=query, correct=frozenset(), answers=given)
-            for query, given in zip(asked, texts, strict=True)
-        ),
+    rows = tuple(
+        LabelledRow(
+            query=query,
+            correct=frozenset(),
+            answers={name: chat_models.answer(name, query) for name in pool},
+        )
+        for query in asked
     )
-    return replace(AnswerClasses.of(rows, equality, prints), labels=right)
+    prints = [query.encode() for query in asked]
+    found = AnswerClasses.of(
+        LabelledRows(pool=pool, rows=rows), AnswerRule(equality=equality), prints
+    )
+    return replace(found, labels=right)
 
 
 def settings(fallback: str, equality: Equality) -> Settings:

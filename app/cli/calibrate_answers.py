@@ -51,6 +51,9 @@ def print_answers(calibration: Mapping[str, Any]) -> None:
     out.print(tables.frontier(evidence["frontier"]))
     text = f"{answers_sentence(evidence)} Means over the calibration rows themselves."
     out.print(text, highlight=False, markup=False, soft_wrap=True)
+    if said := evidence.get("consequences"):
+        changes = f"Against what answers without it: {'; '.join(said)}."
+        out.print(changes, highlight=False, markup=False, soft_wrap=True)
 
 
 def answers_sentence(evidence: Mapping[str, Any]) -> str:

@@ -51,13 +51,18 @@ def serve(config: Path, host: str | None, port: int | None, calibrate_from_traff
     configured, secrets = read()
     with server.bind(configured) as listener, logs.logging_to(sys.stderr, _log_form(configured)):
         bound: tuple[str, int] = listener.getsockname()[:2]
+
+        def announce(services: Services) -> None:
+            served.log()
+            _announce(services, *bound)
+
         configured = served.filled(configured, secrets)
         gateway = server.Server(
             configured,
             secrets,
             listener,
             load,
-            announce=lambda services: _announce(services, *bound),
+            announce=announce,
         )
         uvloop.run(gateway.serve_until_signalled())
         # The closed loop has restored the default action, which would end the process before the

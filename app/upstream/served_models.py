@@ -77,19 +77,23 @@ _Place = tuple[str, tuple[str, ...]]  # a candidate's name, and its replicas
 
 
 class ServedModels:
-    """Fills `model` of candidates at a start; a reload asks no server again."""
+    """Fills `model` of candidates at a start; a reload asks no server again.
+
+    Attributes:
+        notes: What servers answer otherwise, with its level, for the log of a start that succeeds.
+    """
 
     def __init__(self) -> None:
+        self.notes: list[tuple[int, str]] = []
         self._found: dict[_Place, str | None] = {}
 
     def filled(self, settings: Settings, secrets: Secrets) -> Settings:
-        """The configuration with the models that are meant. What is wrong is logged. Blocks."""
+        """The configuration with the models that are meant. Blocks."""
         targets = open_targets(settings, secrets)
         asked = [each for each in settings.candidates if _place(each) not in self._found]
         answers = answers_of([targets[each.name] for each in asked])
         for candidate, given in zip(asked, answers, strict=True):
-            for answer in given:
-                _log(candidate, answer)
+            self.notes += filter(None, (_note(candidate, answer) for answer in given))
             models = (only_model(candidate, answer) for answer in given)
             self._found[_place(candidate)] = next(filter(None, models), None)
         candidates = (
@@ -98,32 +102,35 @@ class ServedModels:
         )
         return settings.model_copy(update={"candidates": tuple(candidates)})
 
+    def log(self) -> None:
+        """Log the notes, once."""
+        for level, note in self.notes:
+            log.log(level, "%s", note)
+        self.notes.clear()
+
 
 def _place(candidate: Candidate) -> _Place:
     return candidate.name, candidate.replicas
 
 
-def _log(candidate: Candidate, answer: ListAnswer) -> None:
-    """Log what a server answers, unless it serves the candidate's model."""
-    name = candidate.name
+def _note(candidate: Candidate, answer: ListAnswer) -> tuple[int, str] | None:
+    """What to log of a server's answer; None: it serves the candidate's model."""
+    whose = f"candidate {candidate.name}: "
     if not isinstance(answer, ModelList):
-        is_elsewhere = isinstance(answer, ModelListElsewhere)
+        is_elsewhere, unknown = isinstance(answer, ModelListElsewhere), ""
+        if candidate.model is None and not is_elsewhere:
+            unknown = (
+                f": it is asked for the model {candidate.name}; set `model`, or restart once it "
+                "answers"
+            )
         # Not every server has a list.
         is_wrong = is_elsewhere or isinstance(answer, UpstreamUnauthorized | ModelListUnreachable)
-        is_asked, unknown = candidate.model is None and not is_elsewhere, ""
-        if is_asked:
-            unknown = f": it is asked for the model {name}; set `model`, or restart once it answers"
-        log.log(
-            logging.WARNING if is_wrong else logging.INFO,
-            "candidate %s: %s%s",
-            name,
-            answer,
-            unknown,
+        return logging.WARNING if is_wrong else logging.INFO, f"{whose}{answer}{unknown}"
+    if (model := only_model(candidate, answer)) is not None:
+        return logging.INFO, f"{whose}{answer.base_url} serves {model}, which is called"
+    if answer.models and candidate.served_as not in answer.models:
+        return logging.WARNING, (
+            f"{whose}{answer.base_url} serves {few(answer.models)}, not {candidate.served_as}: set "
+            "`model` to a name that the server lists"
         )
-    elif (model := only_model(candidate, answer)) is not None:
-        log.info("candidate %s: %s serves %s, which is called", name, answer.base_url, model)
-    elif answer.models and candidate.served_as not in answer.models:
-        log.warning(
-            "candidate %s: %s serves %s, not %s: set `model` to a name that the server lists",
-            name, answer.base_url, few(answer.models), candidate.served_as,
-        )  # fmt: skip
+    return None

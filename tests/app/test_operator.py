@@ -391,11 +391,19 @@ class AnswerOperator:
         store: Of the gateway.
         seed: Of the questions.
         season: Takes the counts.
+        fallback: What answers without a calibration.
     """
 
-    def __init__(self, store: Store, seed: int, season: Season) -> None:
+    def __init__(
+        self, store: Store, seed: int, season: Season, fallback: str = "whole_pool"
+    ) -> None:
         section = {"alpha": DIFFERING, "calibrate": "from_traffic"}
-        self._world = AnswerWorld(store, f"question of {seed}", same_answer=section)
+        self._world = AnswerWorld(
+            store,
+            f"question of {seed}",
+            same_answer=section,
+            routing={"fallback": fallback},
+        )
         self._rate, self._season = LOW, season
         self._seen = Counter[tuple[str, int]]()  # by calibration and its rows
         self._rng = np.random.default_rng(seed)
@@ -453,8 +461,9 @@ class AnswerOperator:
     def _heed(self) -> None:
         report, advice = self._world.report, self._season.advice
         if report["refusal"]:
-            advice["repair"] += 1
-            assert "repair the candidates" in report["refusal"]
+            is_worth_it = "not worth it" not in report["refusal"]
+            advice["repair" if is_worth_it else "label"] += 1
+            assert ("repair the candidates" in report["refusal"]) is is_worth_it
         if report["stale"] == Staleness.AGE:
             advice["age"] += 1
             self._world.sample(ASKED, rate=self._rate)
@@ -492,18 +501,24 @@ def test_half_a_year_of_same_answer_has_every_advice(memory_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_rows")
-def test_an_operator_of_same_answer_breaks_no_certificate(memory_path: Path) -> None:
+@pytest.mark.parametrize(("fallback", "least"), [("whole_pool", 0.8), ("cyd", 0.2)])
+def test_an_operator_of_same_answer_breaks_no_certificate(
+    memory_path: Path, fallback: str, least: float
+) -> None:
     """P(a certificate holds and the answer differs from the reference's) <= alpha; alarm 2e-6.
 
     Each week's calibration rests on rows of its own. An alarm begins the rows anew, because of what
     they showed: that adds alpha times the number of such alarms at most, and a tenth more is
-    allowed for it. Where a refresh that takes more calls is kept out, the test fails.
+    allowed for it. Where a refresh that takes more calls is kept out, the test fails. Beside a
+    single candidate calibrations are refused that are not worth it, which selects nothing.
     """
     operators = 12
     seasons = [Season() for _ in range(operators)]
     for seed, season in enumerate(seasons):
         with Store(f"sqlite:///{memory_path}/{seed}.db") as store:
-            AnswerOperator(store, 1 + seed, season).half_a_year()
+            AnswerOperator(store, 1 + seed, season, fallback).half_a_year()
     assert_kept(seasons, slack=math.log(1.1))
     requests = sum(each.requests for each in seasons)
-    assert sum(each.held for each in seasons) > 0.8 * requests
+    assert sum(each.held for each in seasons) > least * requests
+    refused = sum(each.advice["label"] for each in seasons)
+    assert (refused > 0) is (fallback != "whole_pool")

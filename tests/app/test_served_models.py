@@ -92,7 +92,9 @@ def filled(config: Path, caplog: pytest.LogCaptureFixture) -> tuple[list[str | N
     configured, _ = load(config, {})
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        found = ServedModels().filled(configured, Secrets())
+        served = ServedModels()
+        found = served.filled(configured, Secrets())
+        served.log()
     return [each.model for each in found.candidates], caplog.text
 
 

@@ -18,6 +18,7 @@ from app.same_answer.calibration import refusal_of
 from app.same_answer.change import Change, Labels, change_of, consequences, not_worth_it
 from app.settings import SameAnswer, Settings
 from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.rule import AnswerRule
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.fit import fit_policy, tuned_policy
@@ -81,7 +82,9 @@ def answered(family: str, equality: Equality) -> AnswerClasses:
         for query in asked
     ]
     found = AnswerClasses.of(
-        LabelledRows(pool=NAMES, rows=tuple(rows)), equality, [each.encode() for each in asked]
+        LabelledRows(pool=NAMES, rows=tuple(rows)),
+        AnswerRule(equality=equality),
+        [each.encode() for each in asked],
     )
     right = [[name in row.correct for name in NAMES] for row in rows]
     return replace(found, labels=np.array(right))

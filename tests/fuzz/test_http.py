@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.api.routes import ROUTES
+from app.same_answer import calibration as answer_calibration
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -54,7 +55,8 @@ def gateway(
         watching={"shadow_rate": 0.3, "false_alarm": 0.01},
         embeddings=POOL[0],
     )
-    with running(path, ENVIRONMENT) as gateway:
+    with pytest.MonkeyPatch.context() as patch, running(path, ENVIRONMENT) as gateway:
+        patch.setattr(answer_calibration, "MIN_FITTING", 20)  # fewer requests in these tests
         gateway.calibrate(60)
         yield gateway
 
