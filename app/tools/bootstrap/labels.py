@@ -20,6 +20,7 @@ from racer_core.aggregation.rule_choice import (
     clearly_more,
     contradictions,
     extracted,
+    is_readable,
     shares,
 )
 from racer_core.errors import InputError
@@ -122,6 +123,8 @@ def grading_of(
         if each.reference is not None and _is_plain(each.request)
     ]
     choice = choose(texts) if texts else None
+    if given is not None and choice is not None:
+        _check_given(given, texts, choice)
     if given is not None or judge is not None:
         return Grading(kind=given or JUDGE, choice=choice, is_given=True)
     if choice is None:  # tool calls and structured output are compared whatever the rule is
@@ -134,6 +137,19 @@ def grading_of(
             "or numbers that a right answer has"
         )
     return Grading(kind=choice.grade.value, choice=choice, is_given=False)
+
+
+def _check_given(given: str, references: Sequence[str], choice: RuleChoice) -> None:
+    """Refuse a grade that most references cannot have, before a model is called."""
+    if given in (JUDGE, Grade.MATH):
+        return
+    unread = [each for each in references if not is_readable(each, Grade(given))]
+    if len(unread) > len(references) / 2:
+        cure = "" if choice.grade is None else f" or give --grade {choice.grade.value}"
+        raise InputError(
+            f"--grade {given} cannot read {len(unread):,} of {len(references):,} references, such "
+            f"as {_short(unread[0])!r} ({choice.reason}): leave --grade out{cure}"
+        )
 
 
 def review(rows: Sequence[LabelledRow], pool: Sequence[str], grading: Grading) -> LabelReview:

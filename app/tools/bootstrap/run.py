@@ -248,10 +248,11 @@ def report(
             f"{calibration['id']} --url {gateway.url}"
         )
     if changed := tuning.get("settings"):
+        beside = _beside_one_model(tuning, steps, settings)
         if tuning["written"]:
-            left.append(take_over(changed))
+            left.append(f"{take_over(changed)}{beside}")
         elif not has_settings(options.config, changed):
-            left.append(_apply(changed, options.config))
+            left.append(_apply(changed, options.config, beside))
     artifact = artifact_of(settings)
     left.append(
         f"ask `auto` at {client_address(options.data_url)}: every answer carries its certificate"
@@ -330,12 +331,30 @@ def take_over(changed: Mapping[str, Mapping[str, Any]]) -> str:
     return text + (f"; {_listed(reloaded)} alone would need a reload only" if reloaded else "")
 
 
-def _apply(changed: Mapping[str, Mapping[str, Any]], config: Path) -> str:
+def _beside_one_model(tuning: Mapping[str, Any], steps: Steps, settings: Settings) -> str:
+    """What the chosen settings measure where one model alone is not worse; else nothing."""
+    if steps.validation is None:
+        return ""
+    rows = with_labels(
+        read_rows(steps.validation, settings.pool, text="conversation", takes_unlabelled=True),
+        steps.validation.name,
+    )
+    shares = rows.labels(settings.pool).mean(axis=0)
+    best, chosen = int(shares.argmax()), tuning["chosen"]["accuracy"]
+    if chosen is None or chosen > shares[best]:
+        return ""
+    return (
+        f". They are no gain over {settings.pool[best]} alone: right on {chosen:.1%} of the "
+        f"validation rows, where it is right on {shares[best]:.1%}"
+    )
+
+
+def _apply(changed: Mapping[str, Mapping[str, Any]], config: Path, beside: str) -> str:
     """How settings that were not written come into the configuration."""
     return (
         "`racer tune` chooses other settings than those with which this run evaluated and "
-        f"calibrated. To use them: give --write, or put the lines below into {config} (in a "
-        "container: where it comes from, such as a ConfigMap or a chart's values); run the same "
+        f"calibrated{beside}. To use them: give --write, or put the lines below into {config} "
+        "(in a container: where it comes from, such as a ConfigMap or a chart's values); run the same "
         f"command again; {take_over(changed)}\n{as_yaml(changed)}"
     )
 
