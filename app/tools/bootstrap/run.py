@@ -104,7 +104,8 @@ def run(
         # `racer tune --write` changes what the next steps depend on.
         step = make(settings.read(options.config))
         say_here = partial(_say_at, say, f"[{number}/{len(makers)}]")
-        if state.is_done(step) or state.recover(step):
+        is_kept = state.is_done(step) or state.recover(step)
+        if is_kept:
             say_here(f"{step.name}: nothing has changed, skipped")
         else:
             try:
@@ -126,7 +127,8 @@ def run(
                 if found.is_hopeless or not options.accepts_labels:
                     raise InputError(found.doubt)
                 say(f"labels are accepted although they are doubted: {found.doubt}")
-            left += vote_alike(options.config, grading, gateway, say)
+            if not (is_kept and _is_tuned(state, settings.read(options.config))):
+                left += vote_alike(options.config, grading, gateway, say)
             _say_plan(terminal.note, questions, options, configured, steps, rows)
     return report(state, steps, settings.read(options.config), gateway, options, left)
 
@@ -284,6 +286,16 @@ def judge_terms(options: BootstrapOptions, configured: Settings, most: int) -> s
     return f"{text}; --judge-calls and --judge-cost cap it"
 
 
+def _is_tuned(state: BootstrapState, configured: Settings) -> bool:
+    """Whether `racer tune` has chosen the equality of votes, and written it."""
+    tuned = state.kept("tune")
+    if not tuned.get("written"):
+        return False
+    chosen: Mapping[str, Mapping[str, Any]] = tuned["settings"]
+    equality = configured.aggregation.equality.value
+    return bool(chosen.get("aggregation", {}).get("equality") == equality)
+
+
 def vote_alike(config: Path, grading: Grading, gateway: GatewayClient, say: Say) -> list[str]:
     """Let votes compare answers as grades do: in the configuration, and at the gateway.
 
@@ -354,8 +366,8 @@ def _apply(changed: Mapping[str, Mapping[str, Any]], config: Path, beside: str) 
     return (
         "`racer tune` chooses other settings than those with which this run evaluated and "
         f"calibrated{beside}. To use them: give --write, or put the lines below into {config} "
-        "(in a container: where it comes from, such as a ConfigMap or a chart's values); run the same "
-        f"command again; {take_over(changed)}\n{as_yaml(changed)}"
+        "(in a container: where it comes from, such as a ConfigMap or a chart's values); run the "
+        f"same command again; {take_over(changed)}\n{as_yaml(changed)}"
     )
 
 
