@@ -1,6 +1,6 @@
 """Equality of free text and of mathematics on recorded answers: pairs of answers, and votes.
 
-    PYTHONPATH=. python benchmarks/text_equality.py --data DATA [--encoder MINILM]
+    PYTHONPATH=. python benchmarks/text_equality.py --data DATA [--encoder FOLDER]
 
 DATA is a folder that holds `qa_nq` (sentences of five systems, judged by people) and `math_l5`
 (outputs of eight models), in any of its folders. Pairs are those of which at least one answer is
@@ -34,6 +34,7 @@ from racer_core.aggregation.wording import (
     features,
 )
 from racer_core.encoder.huggingface import HuggingFaceEncoder
+from racer_core.encoder.word_vectors import WordVectorEncoder, has_word_vectors
 from racer_core.offline.standard_errors import standard_error_of_mean
 from racer_core.offline.votes import Votes
 from racer_core.offline.wordings import area_under_curve, fit_text_rule
@@ -307,12 +308,17 @@ def main() -> None:
     """Measure both sets, and print Markdown tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--encoder", type=Path, help="folder of all-MiniLM-L6-v2")
+    parser.add_argument("--encoder", type=Path, help="folder of an encoder, or of word vectors")
     parser.add_argument("--json", type=Path, help="write the result file here")
     args = parser.parse_args()
     encoder = None
     if args.encoder is not None:
-        encoder = HuggingFaceEncoder(str(args.encoder), dtype="float32", max_tokens=256)
+        folder = str(args.encoder)
+        encoder = (
+            WordVectorEncoder(folder)
+            if has_word_vectors(folder)
+            else HuggingFaceEncoder(folder, dtype="float32", max_tokens=256)
+        )
     results = {
         "qa_nq": sentences(Answered.read(args.data, "qa_nq"), encoder),
         "math_l5": mathematics(Answered.read(args.data, "math_l5")),

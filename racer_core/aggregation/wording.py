@@ -36,13 +36,14 @@ _UNSPACED = (
     "\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
 )
 _MARKS = "\u0300-\u036f\u0483-\u0487\u0900-\u0963\u0966-\u0dff"  # within words; no `\w`
+# Only classes of characters are possessive: CPython before 3.11.5 matches such groups wrongly.
 _TOKEN = re.compile(
-    r"(?P<number>(?:(?<![\w.)])[-\u2212])?\d++(?:[.,]\d++)*+)"
-    rf"|(?P<unspaced>[{_UNSPACED}]++)"
-    rf"|(?P<word>(?:[^\W_{_UNSPACED}]|[{_MARKS}])++"
-    rf"(?:['\u2019](?:[^\W_{_UNSPACED}]|[{_MARKS}])++)*+)"
+    r"((?:(?<![\w.)])[-\u2212])?\d++(?:[.,]\d++)*)"
+    rf"|([{_UNSPACED}]++)"
+    rf"|((?:[^\W_{_UNSPACED}]|[{_MARKS}])+"
+    rf"(?:['\u2019](?:[^\W_{_UNSPACED}]|[{_MARKS}])+)*)"
 )
-_GROUPED = re.compile(r"-?\d{1,3}+(?:,\d{3})++(?:\.\d++)?+")
+_GROUPED = re.compile(r"-?\d{1,3}+(?:,\d{3})+(?:\.\d+)?")
 _ELIDED = frozenset(["c", "d", "j", "l", "m", "n", "s", "t", "qu"])  # French: l'eau
 _CONTRACTED = frozenset(["d", "ll", "m", "re", "s", "t", "ve"])  # English: it's
 _ACCENTS: Final = frozenset((*range(10, 37), *range(200, 256)))  # combining classes; see `_folded`
@@ -195,20 +196,17 @@ def words(text: str) -> list[str]:
     """
     if len(text) > MAX_CHARS:
         text = f"{text[: MAX_CHARS // 2]} {text[-MAX_CHARS // 2 :]}"
-    return [word for found in _TOKEN.finditer(_folded(text)) for word in _words_of(found)]
-
-
-def _words_of(token: re.Match[str]) -> Iterator[str]:
-    text = token[0]
-    match token.lastgroup:
-        case "number":
-            yield _number(text)
-        case "unspaced":
-            if len(text) == 1:
-                yield text
-            yield from (text[i : i + 2] for i in range(len(text) - 1))
-        case _:
-            yield from _parts(text.replace("\u2019", "'"))
+    found: list[str] = []
+    for number, unspaced, word in _TOKEN.findall(_folded(text)):
+        if number:
+            found.append(_number(number))
+        elif unspaced:
+            found += [unspaced[i : i + 2] for i in range(max(1, len(unspaced) - 1))]
+        elif "'" in word or "\u2019" in word:
+            found += _parts(word.replace("\u2019", "'"))
+        else:
+            found.append(word)
+    return found
 
 
 def _parts(word: str) -> Iterator[str]:
@@ -241,7 +239,7 @@ def _stem(word: str) -> str:
 
 
 def _is_number(word: str) -> bool:
-    return word.lstrip("-")[:1].isdigit()
+    return word[0].isdigit() or word[0] == "-"  # no other token begins so
 
 
 def _polarity(first: list[str]) -> int:

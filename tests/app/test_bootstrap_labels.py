@@ -90,7 +90,7 @@ def test_answers_vote_as_they_are_graded(
         "alone, the best model",
         "the router's first choice",
         "the set at alpha 0.1, by majority vote",
-        "one by one until the vote is settled",
+        "same_answer at alpha 0.02, one by one",
         "all 3, by majority vote",
         "answerable at alpha 0.1",
         "advice",

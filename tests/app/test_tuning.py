@@ -16,6 +16,7 @@ from app.routing.artifact_files import open_racer
 from app.settings.editing import Change, as_yaml
 from app.tools import tuning
 from app.tools.tuning_frontier import HEIGHT, WIDTH, plot
+from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.vote import Method, Weight
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
@@ -105,6 +106,13 @@ def test_nothing_changes_where_the_file_says_it_already(file: Path) -> None:
     change = tuning.configuration_change(file, suggested(score=Score.GAP, **MAJORITY))
     assert change.diff == ""
     assert change.after == FILE
+
+
+def test_the_best_equality_is_written_with_the_method(file: Path) -> None:
+    """That of the chosen vote, whatever was configured."""
+    by_number = suggested(score=Score.GAP, **MAJORITY | {"equality": Equality.NUMBER})
+    removed, added = lines_changed(tuning.configuration_change(file, by_number))
+    assert (removed, added) == (["  equality: choice"], ["  equality: number"])
 
 
 def test_changed_settings_are_those_that_are_not_in_force(file: Path) -> None:

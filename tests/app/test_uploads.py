@@ -119,8 +119,8 @@ def test_columns_say_what_the_rows_said(tmp_path: Path, name: str, apart: bool) 
     assert rows.fingerprints == tuple(fingerprint("salt", name) for name in names)
     assert rows.scores[2].tolist() == [0.5, 1.0, 0.25]
     assert np.isnan(rows.scores[:2]).all()
-    assert rows.classes is not None
-    assert rows.classes.tolist() == [[0, 0, 1], [-1, -1, -1], [-1, -1, -1]]
+    assert rows.answers is not None
+    assert rows.answers.classes.tolist() == [[0, 0, 1], [-1, -1, -1], [-1, -1, -1]]
     assert rows.answered.tolist() == [True, True, False]
 
 
@@ -257,7 +257,7 @@ def test_answers_stay_behind_where_texts_cannot_be_compared(tmp_path: Path) -> N
     """Without an equality there are no classes, and the answers are not stored."""
     data = json.dumps(RICH[0]).encode()
     rows = read_rows(upload(data, tmp_path), order("x.jsonl", equality=None), QUIET, ignore_field)
-    assert rows.classes is None
+    assert rows.answers is None
     assert rows.answered.tolist() == [True]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from racer_core import artifacts
+from racer_core.aggregation.wording import TextRule
 from racer_core.artifacts import Artifact, CandidateSpec
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
@@ -49,7 +50,8 @@ def test_saving_and_loading_gives_the_same_artifact(kind, tmp_path):
         CandidateSpec(name=name, parameters={"temperature": 0.5, "stop": "ü"}) for name in POOL
     )
     patterns = replace(artifact_of(None).patterns, neighbours=7, prior=0.1 + 0.2, temperature=1.5)
-    fresh = artifact_of(fitted(kind), candidates=candidates, patterns=patterns)
+    rule = TextRule(intercept=-0.1, overlap=1.5, conflict=-0.3, shorter=0.2, longer=1e-300)
+    fresh = artifact_of(fitted(kind), candidates=candidates, patterns=patterns, text_rule=rule)
     saved = artifacts.save(fresh, tmp_path / "a" / "b")
     loaded = artifacts.load(tmp_path / "a" / "b", POOL)
     assert replace(loaded, router=saved.router, patterns=saved.patterns) == saved
@@ -58,6 +60,7 @@ def test_saving_and_loading_gives_the_same_artifact(kind, tmp_path):
         assert (before.dtype, before.tolist()) == (after.dtype, after.tolist())
     for name in ("neighbours", "prior", "temperature"):
         assert getattr(loaded.patterns, name) == getattr(patterns, name)
+    assert loaded.text_rule == rule
     assert len(saved.digest) == 64
     batch = Batch(synthetic_rows(20, seed=4).queries, CharNgramEncoder())
     before, after = saved.router.predict(batch), loaded.router.predict(batch)

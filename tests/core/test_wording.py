@@ -124,6 +124,13 @@ def test_equality_is_symmetric_and_every_readable_answer_equals_itself(
         assert rule.evidence(first, second) == rule.evidence(second, first)
 
 
+@given(text=TEXTS)
+@example(text="n' l'n't t'n't' 5. 1,")
+def test_no_word_is_blank(text: str) -> None:
+    """Two answers would share it."""
+    assert all(word.strip() for word in words(text))
+
+
 @given(question=TEXTS, text=TEXTS)
 def test_case_space_and_markup_around_words_do_not_count(question: str, text: str) -> None:
     """Red when two spellings of one answer lead to different words."""
