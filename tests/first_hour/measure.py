@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import httpx2
 
+from tests.first_hour.ordinary import ORDINARY, request
 from tests.kit import chat_models
 from tests.kit.first_gateway_page import Walked, walked
 
@@ -69,12 +70,14 @@ class Measured:
         answered: The same questions at each level.
         seconds: By command, how long it took.
         closing: What the second terminal printed.
+        ordinary: Why the certificates of five ordinary requests do not hold; empty: they do.
     """
 
     family: str
     answered: Mapping[float, Sequence[Answered]]
     seconds: Mapping[str, float]
     closing: str
+    ordinary: Mapping[str, tuple[str, ...]]
 
     @property
     def row(self) -> str:
@@ -107,15 +110,29 @@ def _share(values: Sequence[bool]) -> str:
     return f"{100 * share:.1f} ± {100 * math.sqrt(share * (1 - share) / len(values)):.1f}"
 
 
-def asked(reader: Walked, queries: Sequence[str], alpha: float) -> list[Answered]:
-    """The gateway's answers at a level."""
-    with httpx2.Client(
+def _client(reader: Walked) -> httpx2.Client:
+    return httpx2.Client(
         base_url=reader.url,
         headers={"authorization": f"Bearer {reader.key}"},
         timeout=60,
         trust_env=False,
         verify=False,
-    ) as client:
+    )
+
+
+def ordinary(reader: Walked, question: str) -> dict[str, tuple[str, ...]]:
+    """What voids the certificates of ordinary requests, by their names."""
+    with _client(reader) as client:
+        found: dict[str, tuple[str, ...]] = {}
+        for name in ORDINARY:
+            answer = client.post("/v1/chat/completions", json=request(name, question)).json()
+            found[name] = tuple(answer["racer"]["certificate"]["reasons"])
+        return found
+
+
+def asked(reader: Walked, queries: Sequence[str], alpha: float) -> list[Answered]:
+    """The gateway's answers at a level."""
+    with _client(reader) as client:
 
         def ask(query: str) -> Answered:
             body = {
@@ -149,6 +166,7 @@ def measure(family: str, folder: Path, labelled: int, held_out: int) -> Measured
             answered=answered,
             seconds=dict(reader.seconds),
             closing=reader.after,
+            ordinary=ordinary(reader, new[0]),
         )
 
 
