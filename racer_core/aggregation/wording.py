@@ -36,7 +36,7 @@ _UNSPACED = (
     "\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
 )
 _MARKS = "\u0300-\u036f\u0483-\u0487\u0900-\u0963\u0966-\u0dff"  # within words; no `\w`
-# Only classes of characters are possessive: CPython before 3.11.5 matches such groups wrongly.
+# Only single characters repeat possessively: CPython before 3.11.5 errs in possessive groups.
 _TOKEN = re.compile(
     r"((?:(?<![\w.)])[-\u2212])?\d++(?:[.,]\d++)*)"
     rf"|([{_UNSPACED}]++)"

@@ -141,6 +141,21 @@ def test_evaluate_reports_risk_and_size(racer: Command, tmp_path: Path) -> None:
     assert all(0 <= cell["mean"]["miss_given_answerable"] <= 1 for cell in result["cells"])
     assert result["controls"]["rows"]["mean"]["answerable"] == pytest.approx(0.75, abs=0.05)
     assert 0 <= result["controls"]["rows"]["mean"]["full pool majority"] <= 1
+    assert result["equalities"][0]["equality"] == "auto"
+
+
+@pytest.mark.parametrize("equality", ["text", "json", "tool_call", "math", "semantic"])
+def test_evaluate_takes_every_equality(racer: Command, tmp_path: Path, equality: str) -> None:
+    """That of the protocol is compared first; none is refused with an encoder and the library."""
+    if equality == "math":
+        pytest.importorskip("math_verify")
+    data = write(tmp_path / "rows.jsonl", labelled(0, 100), answers=True)
+    result = parsed(
+        racer("evaluate", "--data", data, "--encoder", "char-ngrams", "--splits", 1,
+              "--alpha", 0.3, "--equality", equality, "--json")
+    )  # fmt: skip
+    assert result["protocol"]["equality"] == equality
+    assert result["equalities"][0]["equality"] == equality
 
 
 def test_evaluate_measures_the_paper_s_alphas_and_shows_a_few(

@@ -300,6 +300,33 @@ def test_tune_writes_what_its_json_says(racer: Command, config: Path, validation
     assert shown == {(None, 1), (None, 2), (None, 3)}  # there are no prices
 
 
+def test_tune_compares_votes_under_every_equality(
+    racer: Command, config: Path, validation: Path, tmp_path: Path
+) -> None:
+    """Two of three are right, each in its own words: under `exact`, as configured, none agree."""
+    rows = [json.loads(line) for line in validation.read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row["correct"] = [name for place, name in enumerate(POOL) if place != number % 3]
+        row["answers"] = {
+            name: f"I am {name}: {7 if name in row['correct'] else 8 + place + number % 2}"
+            for place, name in enumerate(POOL)
+        }
+    sentences = tmp_path / "sentences.jsonl"
+    sentences.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, stderr = racer(
+        "tune", "--config", config, "--validation", sentences, "--write", "--json"
+    )
+    assert code == 0, stderr
+    result = json.loads(out)
+    by = {each["equality"]: each for each in result["equalities"]}
+    assert next(iter(by)) == "exact"
+    assert by["exact"]["agreement"] == 0.0
+    assert by["number"]["accuracy"] > by["exact"]["accuracy"] + 2 * by["exact"]["se"]
+    assert {each["equality"] for each in result["trials"]} == set(by)
+    configured, _ = settings.load(config, {})
+    assert configured.aggregation.equality == result["chosen"]["equality"]
+
+
 def test_few_rows_keep_alpha_and_say_how_sure_the_choice_is(
     racer: Command, config: Path, tmp_path: Path
 ) -> None:

@@ -15,7 +15,8 @@ from racer_core.aggregation.answers import (
     normalise,
 )
 from racer_core.aggregation.math_forms import math_form
-from racer_core.aggregation.wording import asked_words, wording
+from racer_core.aggregation.stop_words import STOP_WORDS
+from racer_core.aggregation.wording import SHIPPED, asked_words, wording
 
 # Each with what a reader could treat differently: place, sign, spelling, brackets, marks, nothing.
 TEXTS = {
@@ -68,7 +69,7 @@ DIGESTS = {
         Equality.JSON: "078d0d380244d65d",
         Equality.TOOL_CALL: "24a4cd4cfba55f8d",
         Equality.MATH: "0278c1b7bdfac0ce",
-        Equality.TEXT: "4cdc26bacc27ced4",
+        Equality.TEXT: "b8dd0e1c28b9452a",
     },
 }
 ADVICE = "normal forms changed: raise FORMS_VERSION, and write their digests down"
@@ -87,6 +88,8 @@ def form(kind: Equality, text: str) -> object:
 def digest(kind: Equality) -> str:
     """Of the forms of the kind's texts."""
     forms = [form(kind, each) for each in TEXTS[kind]]
+    if kind is Equality.TEXT:
+        forms += [sorted(STOP_WORDS), SHIPPED.weights]
     assert None in forms  # what cannot be read counts too
     assert len(set(map(repr, forms))) > len(forms) // 2
     return blake2b(repr(forms).encode(), digest_size=8).hexdigest()

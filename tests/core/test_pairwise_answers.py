@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import RowAnswers
 from racer_core.aggregation.leaders import led_forms
 from racer_core.aggregation.rule import AnswerRule, equality_of
 from racer_core.aggregation.vote import Method, aggregate
 from racer_core.aggregation.wording import SHIPPED, are_equal
+from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError
 from racer_core.offline.equalities import allowed, compare_equalities
+from racer_core.offline.train import train
 from racer_core.offline.votes import Votes
 from racer_core.offline.wordings import MIN_PAIRS, fit_text_rule
 from racer_core.types import CandidateAnswer, LabelledRow, LabelledRows
@@ -168,6 +172,26 @@ def test_the_rule_is_fitted_where_it_ranks_better() -> None:
     assert fit_text_rule(rows.rows, shuffled, rows.pool, TEXT, units) is None
     number = AnswerRule(equality=Equality.NUMBER)
     assert fit_text_rule(rows.rows, labels, rows.pool, number, units) is None
+
+
+def test_training_keeps_the_rule_in_the_artifact(tmp_path: Path) -> None:
+    """By default; an equality by form fits none."""
+    rows, labels = labelled(300)
+    given = tuple(
+        replace(
+            row,
+            query=f"question {number}",
+            correct=frozenset(name for name, each in zip(rows.pool, right, strict=True) if each),
+        )
+        for number, (row, right) in enumerate(zip(rows.rows, labels, strict=True))
+    )
+    rows = replace(rows, rows=given)
+    made = train(rows, None, tmp_path / "a", encoder=CharNgramEncoder(), kind="knn")
+    assert made.text_rule is not None
+    assert made.text_rule.longer < 0.0
+    assert artifacts.load(tmp_path / "a").text_rule == made.text_rule
+    options = {"encoder": CharNgramEncoder(), "kind": "knn", "equality": Equality.NUMBER}
+    assert train(rows, None, tmp_path / "b", **options).text_rule is None
 
 
 def test_every_equality_that_reads_the_answers_is_compared() -> None:

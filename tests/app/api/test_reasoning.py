@@ -63,6 +63,6 @@ def test_evaluators_rate_answers_as_rows_record_them(serve: Serve, pool: FakePoo
 def test_a_vote_without_thoughts_is_another_than_one_with_them() -> None:
     """A limit on answers that was tested with other markers does not hold for their vote."""
     before = Aggregation(reasoning_markers=()).rule
-    assert before == "majority exact router 1.0 10 ()"
+    assert before == "majority auto router 1.0 10 ()"
     assert Aggregation().rule != before
     assert Aggregation(reasoning_markers=(("[", "]"),)).rule not in (before, Aggregation().rule)
