@@ -1,4 +1,4 @@
-"""The advice at the end of ``racer bootstrap``: what measures worse is never recommended as it is."""
+"""The advice at the end of ``racer bootstrap``: what measures worse is said to be worse."""
 
 from __future__ import annotations
 
