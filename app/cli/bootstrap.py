@@ -251,7 +251,7 @@ def _gains(gains: Mapping[str, Any], pool: int) -> Table:
         ("the router's first choice", ways["first"]),
         (f"the set at alpha {ways['set']['alpha']:g}, by {vote} vote", ways["set"]),
         *((f"the set at alpha {each['alpha']:g}", each) for each in gains["smaller"]),
-        *(() if settled is None else (("one by one until the vote is settled", settled),)),
+        *((f"same_answer at alpha {each['alpha']:g}, one by one", each) for each in settled),
         (f"all {pool}, by {vote} vote", ways["all"]),
     ]
     for name, of in lines:

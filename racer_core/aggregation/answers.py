@@ -32,7 +32,7 @@ _CHOICE_STATED = re.compile(rf"(?i:answer|antwort|答案){_LETTER}")
 # "Option A is right, because B is not", "C would be the best answer".
 _CHOICE_CALLED_RIGHT = re.compile(
     r"(?<![\w'])([A-HJ])[)*.]{0,4}+\s++(?i:is|was|would\s+be|must\s+be|ist|war)\s++"
-    r"(?i:indeed\s+|clearly\s+)?+(?i:the\s+|die\s+)?+(?i:right|correct|best|richtig|korrekt)\b"
+    r"(?i:indeed\s+|clearly\s+)?(?i:the\s+|die\s+)?(?i:right|correct|best|richtig|korrekt)\b"
 )
 # Directly behind the word no letter is an article or a pronoun.
 _CHOICE_NAMED = re.compile(rf"(?i:option|choice)(?:\s++\**+\(?+([A-HJ])(?![\w'\u2019])|{_LETTER})")

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from racer_core.aggregation.answers import Equality, normalise
-from racer_core.aggregation.grading import Grade, grade
+from racer_core.aggregation.grading import Grade, check_reference, grade
 from racer_core.aggregation.json_forms import json_document_form
 from racer_core.aggregation.wording import SHIPPED, asked_words, wording, words
 from racer_core.errors import InputError
@@ -183,6 +183,15 @@ def shares(
     return RuleShares(
         right=_labels(answers, references, rule), by_chance=_labels(answers, others, rule)
     )
+
+
+def is_readable(reference: str, rule: Grade) -> bool:
+    """Whether an answer could be right by a rule."""
+    try:
+        check_reference(reference, rule)
+    except InputError:
+        return False
+    return True
 
 
 def extracted(answer: str, reference: str, rule: Grade) -> str | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from app.tools.bootstrap.labels import grading_of, review
+from app.errors import GatewayRefused
+from app.tools.bootstrap.labels import Grading, grading_of, review
+from app.tools.bootstrap.run import vote_alike
 from racer_core.records.questions import Question
 from racer_core.types import LabelledRow
 from tests.kit import chat_models
@@ -87,7 +90,7 @@ def test_answers_vote_as_they_are_graded(
         "alone, the best model",
         "the router's first choice",
         "the set at alpha 0.1, by majority vote",
-        "one by one until the vote is settled",
+        "same_answer at alpha 0.02, one by one",
         "all 3, by majority vote",
         "answerable at alpha 0.1",
         "advice",
@@ -195,3 +198,34 @@ def test_longer_references_ask_for_a_judge(
     assert "all 30 references are longer texts" in stderr
     assert "called at most 90 times; --judge-calls and --judge-cost cap it" in stderr
     assert pool.requests == []
+
+
+def test_a_grade_that_no_reference_can_have_is_refused(
+    bootstrap: Bootstrap, pool: FakePool
+) -> None:
+    """In one line with the cure, before a model is called."""
+    code, _, stderr = bootstrap("json", "--grade", "choice")
+    assert code == 1
+    assert f"--grade choice cannot read {COUNT} of {COUNT} references" in stderr
+    assert "leave --grade out or give --grade json" in stderr
+    assert pool.requests == []
+
+
+class _Refusing:
+    """A gateway that reads its configuration at its start alone."""
+
+    def reload(self) -> list[str]:
+        raise GatewayRefused("restart it")
+
+
+def test_a_configuration_that_is_not_taken_over_stays_as_it_was(config: Path) -> None:
+    """What is left to do says which setting, and that a restart is needed."""
+    before = config.read_text(encoding="utf-8")
+    grading = Grading(kind="number", choice=None, is_given=True)
+    said: list[str] = []
+    gateway: Any = _Refusing()
+    left = vote_alike(config, grading, gateway, said.append)
+    assert config.read_text(encoding="utf-8") == before
+    assert said == ["restart it"]
+    assert "set `aggregation.equality: number`" in left[0]
+    assert vote_alike(config, replace(grading, kind="exact"), gateway, said.append) == []

@@ -953,7 +953,7 @@ def test_a_judge_has_a_cap(label: Label, pool: FakePool, config: Path, tmp_path:
     prompts = [body["messages"][0]["content"] for body in pool.requests]
     assert sum("You grade an answer." in each for each in prompts) == len(QUESTIONS)
     code, _, stderr = label(questions, **asked | {"config": config}, **caps[1])
-    assert (code, "has no `price`" in stderr) == (1, True)
+    assert (code, "has no `price`" in stderr) == (2, True)
 
 
 def verdicts(by_part: Mapping[str, str]) -> Callable[[dict[str, Any]], str]:

@@ -13,7 +13,7 @@ from racer_core.errors import InputError
 from racer_core.types import BoolArray
 from tests.kit import chat_models
 
-COUNT = 400
+COUNT = 200
 RULES = {
     "numbers": Grade.NUMBER,
     "letters": Grade.CHOICE,

@@ -9,7 +9,7 @@ import math
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,14 @@ from typing import Any, Final
 
 import httpx2
 
+from tests.first_hour.ordinary import ORDINARY, request
 from tests.kit import chat_models
 from tests.kit.first_gateway_page import Walked, walked
 
 LABELLED: Final = 400
 HELD_OUT: Final = 1_000
+# The configured one, a smaller one, and one that calls the whole pool: too few rows for it.
+LEVELS: Final = (0.1, 0.02, 0.001)
 _THREADS: Final = 4
 
 
@@ -60,57 +63,83 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Figures of one family."""
+    """Figures of one family.
+
+    Attributes:
+        family: Its name.
+        answered: The same questions at each level.
+        seconds: By command, how long it took.
+        closing: What the second terminal printed.
+        ordinary: Why the certificates of five ordinary requests do not hold; empty: they do.
+    """
 
     family: str
-    answered: Sequence[Answered]
-    seconds: dict[str, float]
-    closing: str  # what bootstrap said at its end
-
-    def share(self, values: Sequence[bool]) -> str:
-        """A share in percent, with its standard error."""
-        share = sum(values) / len(values)
-        return f"{100 * share:.1f} ± {100 * math.sqrt(share * (1 - share) / len(values)):.1f}"
+    answered: Mapping[float, Sequence[Answered]]
+    seconds: Mapping[str, float]
+    closing: str
+    ordinary: Mapping[str, tuple[str, ...]]
 
     @property
     def row(self) -> str:
         """One line of the table."""
-        queries = [each.query for each in self.answered]
+        own = self.answered[LEVELS[0]]
         alone = {
-            name: [chat_models.is_right(name, query) for query in queries]
+            name: [chat_models.is_right(name, each.query) for each in own]
             for name in chat_models.NAMES
         }
         best = max(alone, key=lambda name: sum(alone[name]))
-        right = [each.is_right for each in self.answered]
-        gain = [one - other for one, other in zip(right, alone[best], strict=True)]
-        mean = sum(gain) / len(gain)
-        error = math.sqrt(sum((each - mean) ** 2 for each in gain)) / len(gain)
-        calls = sum(len(each.selected) for each in self.answered) / len(queries)
-        some = [each for each in self.answered if each.is_answerable]
-        cells = (
-            self.family,
-            self.share(alone[best]),
-            self.share(right),
-            f"{100 * mean:+.1f} ± {100 * error:.1f}",
-            f"{calls:.2f}",
-            self.share([each.misses for each in some]),
-            f"{sum(not each.reasons for each in self.answered):,}",
-        )
+        cells = [self.family, _share(alone[best])]
+        for answered in self.answered.values():
+            calls = sum(len(each.selected) for each in answered) / len(answered)
+            right = [each.is_right for each in answered]
+            gain = [one - other for one, other in zip(right, alone[best], strict=True)]
+            mean = sum(gain) / len(gain)
+            error = math.sqrt(sum((each - mean) ** 2 for each in gain)) / len(gain)
+            cells.append(
+                f"{100 * sum(right) / len(right):.1f} ({100 * mean:+.1f} ± {100 * error:.1f}), "
+                f"{calls:.2f} calls"
+            )
+        cells.append(_share([each.misses for each in own if each.is_answerable]))
+        cells.append(f"{sum(not each.reasons for each in own):,}")
         return f"| {' | '.join(cells)} |"
 
 
-def asked(reader: Walked, queries: Sequence[str]) -> list[Answered]:
-    """The gateway's answers."""
-    with httpx2.Client(
+def _share(values: Sequence[bool]) -> str:
+    """A share in percent, with its standard error."""
+    share = sum(values) / len(values)
+    return f"{100 * share:.1f} ± {100 * math.sqrt(share * (1 - share) / len(values)):.1f}"
+
+
+def _client(reader: Walked) -> httpx2.Client:
+    return httpx2.Client(
         base_url=reader.url,
         headers={"authorization": f"Bearer {reader.key}"},
         timeout=60,
         trust_env=False,
         verify=False,
-    ) as client:
+    )
+
+
+def ordinary(reader: Walked, question: str) -> dict[str, tuple[str, ...]]:
+    """What voids the certificates of ordinary requests, by their names."""
+    with _client(reader) as client:
+        found: dict[str, tuple[str, ...]] = {}
+        for name in ORDINARY:
+            answer = client.post("/v1/chat/completions", json=request(name, question)).json()
+            found[name] = tuple(answer["racer"]["certificate"]["reasons"])
+        return found
+
+
+def asked(reader: Walked, queries: Sequence[str], alpha: float) -> list[Answered]:
+    """The gateway's answers at a level."""
+    with _client(reader) as client:
 
         def ask(query: str) -> Answered:
-            body = {"model": "auto", "messages": [{"role": "user", "content": query}]}
+            body = {
+                "model": "auto",
+                "messages": [{"role": "user", "content": query}],
+                "racer": {"alpha": alpha},
+            }
             answer: dict[str, Any] = client.post("/v1/chat/completions", json=body).json()
             racer = answer["racer"]
             selected = tuple(racer["selected"])
@@ -130,12 +159,14 @@ def measure(family: str, folder: Path, labelled: int, held_out: int) -> Measured
     made = chat_models.questions(family, labelled + held_out)
     chat_models.write(made[:labelled], folder / "questions.jsonl")
     with chat_models.serving() as servers, walked(folder, servers) as reader:
-        answered = asked(reader, [each.query for each in made[labelled:]])
+        new = [each.query for each in made[labelled:]]
+        answered = {alpha: asked(reader, new, alpha) for alpha in LEVELS}
         return Measured(
             family=family,
             answered=answered,
             seconds=dict(reader.seconds),
             closing=reader.after,
+            ordinary=ordinary(reader, new[0]),
         )
 
 
@@ -145,7 +176,7 @@ def main() -> None:
     for family in sys.argv[1:] or chat_models.FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             found.append(measure(family, Path(folder), LABELLED, HELD_OUT))
-        reasons = Counter(each.reasons for each in found[-1].answered)
+        reasons = Counter(each.reasons for each in found[-1].answered[LEVELS[0]])
         sys.stdout.write(f"{found[-1].closing}\n{dict(reasons)}\n{found[-1].row}\n")
         sys.stdout.flush()
     sys.stdout.write("\n".join(each.row for each in found) + "\n")

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -151,6 +152,7 @@ def serving() -> Generator[list[str]]:
         yield [each.url.removesuffix("/v1") for each in servers]
 
 
+@lru_cache(2**14)
 def _problem(query: str) -> tuple[_Family, _Problem]:
     for family in FAMILIES.values():
         if (problem := family.read(query)) is not None:

@@ -7,7 +7,7 @@ test. Errors are standard errors over rows; differences are paired.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from racer_core.aggregation.vote import Method
@@ -18,7 +18,7 @@ from racer_core.types import FloatArray
 
 FIRST: Final = "router top-1"  # the control that is the router's first choice
 CLEAR: Final = 1.96  # standard errors of a clear difference
-SETTLED_AT: Final = 0.05  # the default of the promise `same_answer`
+SETTLED_AT: Final = (0.05, 0.02)  # levels of the promise `same_answer`, the default one first
 SMALLER: Final = (0.05, 0.02, 0.01)  # levels that are measured beside a larger configured one
 
 
@@ -86,33 +86,34 @@ def gains(result: Evaluation, method: Method, alpha: float) -> dict[str, Any] | 
             "all": of_control(everyone, float(len(result.pool)), total),
         },
         "smaller": [of_set(each) for each in smaller],
-        "until_settled": _until_settled(result, scope, best_mean, standard_error(best_drawn)),
+        "until_settled": list(_until_settled(result, scope, best_mean, standard_error(best_drawn))),
     }
 
 
 def _until_settled(
     result: Evaluation, scope: str, best: float, best_se: float
-) -> dict[str, Any] | None:
+) -> Iterator[dict[str, Any]]:
     """Calls one by one until the vote of all is settled: the promise `same_answer`.
 
     Its rows are not resampled. The errors are those of a share of so many rows, and of a difference
     that is not paired, which is larger than a paired one.
     """
-    key = SequenceKey(scope=scope, calling=Calling.ONE_BY_ONE, alpha=SETTLED_AT)
-    if key not in result.sequences:
-        return None
-    runs = result.sequences[key]
-    share, calls = _mean(runs["accuracy"]), _mean(runs["calls"])
-    error = math.sqrt(share * (1.0 - share) / sum(result.rows[scope]))
-    return {
-        "accuracy": share,
-        "se": error,
-        "calls": calls,
-        "cost": None,
-        "more": share - best,
-        "more_se": math.hypot(error, best_se),
-        "alpha": SETTLED_AT,
-    }
+    for alpha in SETTLED_AT:
+        key = SequenceKey(scope=scope, calling=Calling.ONE_BY_ONE, alpha=alpha)
+        if key not in result.sequences:
+            continue
+        runs = result.sequences[key]
+        share, calls = _mean(runs["accuracy"]), _mean(runs["calls"])
+        error = math.sqrt(share * (1.0 - share) / sum(result.rows[scope]))
+        yield {
+            "accuracy": share,
+            "se": error,
+            "calls": calls,
+            "cost": None,
+            "more": share - best,
+            "more_se": math.hypot(error, best_se),
+            "alpha": alpha,
+        }
 
 
 def advice(found: Mapping[str, Any]) -> str:
@@ -135,11 +136,13 @@ def advice(found: Mapping[str, Any]) -> str:
             "`routing.alpha`"
         )
     settled = found["until_settled"]
-    if settled is not None and (_is_clear(settled, 1.0) or _is_clear(everyone, 1.0)):
+    way = next((each for each in settled if _is_clear(each, 1.0)), settled[-1] if settled else None)
+    if way is not None and (_is_clear(way, 1.0) or _is_clear(everyone, 1.0)):
         return (
             f"{measured}, and all models together are better by {_points(everyone)}: the promise "
-            f"same_answer serves their vote, here with {settled['calls']:.2f} calls a question and "
-            f"{settled['accuracy']:.1%} right, and needs no labels (docs/same-answer.md)"
+            f"same_answer serves their vote, at alpha {way['alpha']:g} with {way['calls']:.2f} "
+            f"calls a question and {way['accuracy']:.1%} right here, and needs no labels "
+            "(docs/same-answer.md)"
         )
     if _is_clear(first, 1.0):
         return (

@@ -23,6 +23,7 @@ from racer_core.aggregation.rule_choice import (
     clearly_more,
     contradictions,
     extracted,
+    is_readable,
     shares,
 )
 from racer_core.errors import InputError
@@ -125,6 +126,8 @@ def grading_of(
         if each.reference is not None and _is_plain(each.request)
     ]
     choice = choose(texts) if texts else None
+    if given is not None and choice is not None:
+        _check_given(given, texts, choice)
     if given is not None or judge is not None:
         return Grading(kind=given or JUDGE, choice=choice, is_given=True)
     if choice is None:  # tool calls and structured output are compared whatever the rule is
@@ -154,6 +157,19 @@ def grade_of_file(queries: Path, references: Path | None, configured: Settings) 
             f"{queries.name} has no references: give --judge CANDIDATE, or --page to grade by hand"
         )
     return grading_of(asked, None, None, len(asked) * len(configured.pool)).kind
+
+
+def _check_given(given: str, references: Sequence[str], choice: RuleChoice) -> None:
+    """Refuse a grade that most references cannot have, before a model is called."""
+    if given in (JUDGE, PEOPLE, Grade.MATH):
+        return
+    unread = [each for each in references if not is_readable(each, Grade(given))]
+    if len(unread) > len(references) / 2:
+        cure = "" if choice.grade is None else f" or give --grade {choice.grade.value}"
+        raise InputError(
+            f"--grade {given} cannot read {len(unread):,} of {len(references):,} references, such "
+            f"as {_short(unread[0])!r} ({choice.reason}): leave --grade out{cure}"
+        )
 
 
 def review(rows: Sequence[LabelledRow], pool: Sequence[str], grading: Grading) -> LabelReview:

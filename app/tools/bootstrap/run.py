@@ -108,7 +108,8 @@ def run(
         # `racer tune --write` changes what the next steps depend on.
         step = make(settings.read(options.config))
         say_here = partial(_say_at, say, f"[{number}/{len(makers)}]")
-        if state.is_done(step) or state.recover(step):
+        is_kept = state.is_done(step) or state.recover(step)
+        if is_kept:
             say_here(f"{step.name}: nothing has changed, skipped")
         else:
             try:
@@ -130,7 +131,8 @@ def run(
                 if found.is_hopeless or not options.accepts_labels:
                     raise InputError(found.doubt)
                 say(f"labels are accepted although they are doubted: {found.doubt}")
-            left += vote_alike(options.config, grading, gateway, say)
+            if not (is_kept and _is_tuned(state, settings.read(options.config))):
+                left += vote_alike(options.config, grading, gateway, say)
             _say_plan(terminal.note, questions, options, configured, steps, rows)
     return report(state, steps, settings.read(options.config), gateway, options, left)
 
@@ -256,10 +258,11 @@ def report(
             f"{calibration['id']} --url {gateway.url}"
         )
     if changed := tuning.get("settings"):
+        beside = _beside_one_model(tuning, steps, settings)
         if tuning["written"]:
-            left.append(take_over(changed))
+            left.append(f"{take_over(changed)}{beside}")
         elif not has_settings(options.config, changed):
-            left.append(_apply(changed, options.config))
+            left.append(_apply(changed, options.config, beside))
     artifact = artifact_of(settings)
     left.append(
         f"ask `auto` at {client_address(options.data_url)}: every answer carries its certificate"
@@ -289,6 +292,16 @@ def judge_terms(options: BootstrapOptions, configured: Settings, most: int) -> s
     if options.judge_cost is not None:
         text += f", and for at most some {options.judge_cost:g} {configured.currency}"
     return f"{text}; --judge-calls and --judge-cost cap it"
+
+
+def _is_tuned(state: BootstrapState, configured: Settings) -> bool:
+    """Whether `racer tune` has chosen the equality of votes, and written it."""
+    tuned = state.kept("tune")
+    if not tuned.get("written"):
+        return False
+    chosen: Mapping[str, Mapping[str, Any]] = tuned["settings"]
+    equality = configured.aggregation.equality.value
+    return bool(chosen.get("aggregation", {}).get("equality") == equality)
 
 
 def vote_alike(config: Path, grading: Grading, gateway: GatewayClient, say: Say) -> list[str]:
@@ -338,13 +351,31 @@ def take_over(changed: Mapping[str, Mapping[str, Any]]) -> str:
     return text + (f"; {_listed(reloaded)} alone would need a reload only" if reloaded else "")
 
 
-def _apply(changed: Mapping[str, Mapping[str, Any]], config: Path) -> str:
+def _beside_one_model(tuning: Mapping[str, Any], steps: Steps, settings: Settings) -> str:
+    """What the chosen settings measure where one model alone is not worse; else nothing."""
+    if steps.validation is None:
+        return ""
+    rows = with_labels(
+        read_rows(steps.validation, settings.pool, text="conversation", takes_unlabelled=True),
+        steps.validation.name,
+    )
+    shares = rows.labels(settings.pool).mean(axis=0)
+    best, chosen = int(shares.argmax()), tuning["chosen"]["accuracy"]
+    if chosen is None or chosen > shares[best]:
+        return ""
+    return (
+        f". They are no gain over {settings.pool[best]} alone: right on {chosen:.1%} of the "
+        f"validation rows, where it is right on {shares[best]:.1%}"
+    )
+
+
+def _apply(changed: Mapping[str, Mapping[str, Any]], config: Path, beside: str) -> str:
     """How settings that were not written come into the configuration."""
     return (
         "`racer tune` chooses other settings than those with which this run evaluated and "
-        f"calibrated. To use them: give --write, or put the lines below into {config} (in a "
-        "container: where it comes from, such as a ConfigMap or a chart's values); run the same "
-        f"command again; {take_over(changed)}\n{as_yaml(changed)}"
+        f"calibrated{beside}. To use them: give --write, or put the lines below into {config} "
+        "(in a container: where it comes from, such as a ConfigMap or a chart's values); run the "
+        f"same command again; {take_over(changed)}\n{as_yaml(changed)}"
     )
 
 

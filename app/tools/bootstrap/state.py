@@ -126,6 +126,10 @@ class BootstrapState:
         self._steps[step.name] = {"inputs": inputs, "outputs": step.outputs, "result": result}
         self._write()
 
+    def kept(self, name: str) -> Mapping[str, Any]:
+        """The same of a step that may not have finished; empty then."""
+        return self._steps.get(name, {}).get("result", {})
+
     def result(self, name: str) -> Mapping[str, Any]:
         """What was kept of a finished step's result."""
         return self._steps[name]["result"]

@@ -167,7 +167,7 @@ class Steps:
         data = self._part("train")
         command = [
             *("train", "--config", str(self._options.config), "--data", str(data)),
-            *_option("--validation", self._validation),
+            *_option("--validation", self.validation),
             *("--out", str(artifact), "--router", self._options.router),
             *(f"--encoder={each}" for each in self._options.encoders),
             *_option("--backend", settings.encoder.backend),
@@ -198,13 +198,13 @@ class Steps:
         """Score, alpha and vote that are best on the validation rows; too few choose none."""
         command = [
             *("tune", "--config", str(self._options.config)),
-            *_option("--validation", self._validation),
+            *_option("--validation", self.validation),
             *(("--write",) if self._options.write else ()),
             *self._kind,
         ]
 
         def has_rows() -> Sequence[str]:
-            if self._validation is None:
+            if self.validation is None:
                 raise RowsError(
                     "validation rows", ["none are left to tune on: all that do not train calibrate"]
                 )
@@ -288,13 +288,13 @@ class Steps:
         return shares_for(rows, lambda row: bool(row.correct) or not is_conditional)
 
     @property
-    def _validation(self) -> Path | None:
+    def validation(self) -> Path | None:
         """The validation rows; None where they calibrate."""
         return self._part("validation") if "validation" in self._shares else None
 
     @property
     def _validation_files(self) -> tuple[Path, ...]:
-        return () if self._validation is None else (self._validation,)
+        return () if self.validation is None else (self.validation,)
 
     @property
     def _kind(self) -> tuple[str, ...]:
