@@ -13,20 +13,27 @@ TORCH_INDEX ?=
 .PHONY: setup setup-vllm setup-litellm setup-envoy fmt check test test-fast test-slow test-scale test-ui test-alerts test-vllm \
 	mutants fuzz bench bench-quick docs release lock demo serve clean
 
+# Port of the demo's gateway: make demo PORT=8090
+PORT ?= 8080
+
 # The stamp names the build, so that another TORCH_INDEX installs another torch.
 READY := $(VENV)/.ready-$(notdir $(TORCH_INDEX))
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
+	@echo "$(VENV): an environment of $(PYTHON), which every command below uses"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
 # torch first and alone, so that no other package selects its build.
-	$(BIN)/python -m pip install --quiet torch==2.13.0 \
+	@echo "1/2 torch 2.13.0: 200 MB for a CPU, several GB with CUDA (TORCH_INDEX above chooses)"
+	@$(BIN)/python -m pip install --quiet torch==2.13.0 \
 		$(if $(TORCH_INDEX),--force-reinstall --no-deps --index-url $(TORCH_INDEX))
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	@echo "2/2 $$(grep -c == constraints.txt) packages of constraints.txt, for the gateway and its tests"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt \
 		--build-constraint constraints.txt --editable '.[dev]'
-	rm -f $(VENV)/.ready-* && touch $@
+	@rm -f $(VENV)/.ready-* && touch $@
+	@echo "done, $$(du -sh $(VENV) | cut -f1). To have \`racer\` on the path: export PATH=$(CURDIR)/$(BIN):\$$PATH"
 
 # vLLM on the CPU, in an environment of its own.
 VLLM       := .venv-vllm
@@ -129,7 +136,7 @@ bench-quick: setup
 		--rounds 2 --seconds 0.8 --requests 500 --starts 1 --out $$(mktemp -d)
 
 demo: setup
-	$(BIN)/racer demo
+	$(BIN)/racer demo --port $(PORT)
 
 serve: setup
 	$(BIN)/racer serve --config deploy/demo/racer.yaml

@@ -40,6 +40,7 @@ RacerError (racer_core.errors)
 ├── UpstreamError                    502, a candidate gave no usable answer
 │   ├── UpstreamTimeout              504, not finished within its deadline
 │   ├── UpstreamUnavailable          503, not reachable, or it reports an overload
+│   │   └── ModelMissing             its server has no model of this name
 │   ├── UpstreamOverloaded           503, the gateway's own memory for calls and answers is full
 │   ├── UpstreamRateLimited          429, the candidate takes no more calls for now
 │   ├── UpstreamRejected             400, the candidate finds fault with the request itself
@@ -58,7 +59,7 @@ RacerError (racer_core.errors)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from racer_core.errors import (
     ArtifactError,
@@ -323,6 +324,12 @@ class UpstreamUnavailable(UpstreamError):
     default_kind = "upstream_unavailable"
 
 
+class ModelMissing(UpstreamUnavailable):
+    """The candidate's server has no model of its name: it was retired, or never loaded."""
+
+    default_kind = "upstream_model_missing"
+
+
 class UpstreamOverloaded(UpstreamError):
     """The gateway's memory for payloads and answers of candidates is full."""
 
@@ -336,9 +343,27 @@ class UpstreamRateLimited(UpstreamError):
 
 
 class UpstreamRejected(UpstreamError):
-    """A candidate rejects the request; ``status`` is its 4xx."""
+    """A candidate rejects the request; ``status`` is its 4xx.
+
+    Attributes:
+        param: The field at fault, as the candidate names it.
+    """
 
     default_kind = "upstream_rejected"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, **details: Any
+    ) -> None:
+        super().__init__(message, **details)
+        self.param = param
+        self.code = code or self.kind
+
+    def of_all(self, message: str, failures: Iterable[UpstreamError]) -> UpstreamError:
+        """The same, with this candidate's own words if all find the same fault."""
+        merged = super().of_all(message, failures)
+        if not isinstance(merged, UpstreamRejected):
+            return merged
+        return UpstreamRejected(str(self), param=self.param, code=self.code, status=self.status)
 
     @property
     def is_of_request(self) -> bool:

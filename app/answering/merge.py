@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from app.answering.fan_out import FanOutResult
@@ -38,7 +38,7 @@ class Merger:
                 state, results, answer=refusal, overhead_ms=_overhead_ms(state, results)
             )
         if not results.replies:
-            raise no_answer(results.failures)
+            raise no_answer(results.failures, state.called)
         if self._tracer is None:
             return await self._elected(state, results)
         with self._tracer.aggregate(len(results.replies)):
@@ -80,8 +80,17 @@ def _voters(results: FanOutResult) -> list[str]:
     return [name for name, kind in kinds.items() if kind is best]
 
 
-def no_answer(failures: Mapping[str, UpstreamError]) -> UpstreamError:
-    """The common failure when all failed alike, so that the status says what a retry can do."""
+def no_answer(
+    failures: Mapping[str, UpstreamError], best_first: Sequence[str] = ()
+) -> UpstreamError:
+    """The common failure when all failed alike, so that the status says what a retry can do.
+
+    Args:
+        failures: By candidate; the words are those of the best one.
+        best_first: The candidates in the order of their ranks.
+    """
+    ranked = [name for name in best_first if name in failures]
+    failures = {name: failures[name] for name in ranked} | dict(failures)
     causes = ", ".join(f"{name} ({exc.kind})" for name, exc in failures.items())
     message = f"no selected candidate answered: {causes}"
     lasting = all(exc.lasting for exc in failures.values())

@@ -83,7 +83,7 @@ WAIT_S = 120.0  # for the gateway to load the artifact: its encoder may be downl
     "--encoder",
     "encoders",
     multiple=True,
-    help="As of `racer train`; default: mDeBERTa-v3-base.",
+    help="As of `racer train`.",
 )
 @ROWS_KIND
 @click.option("--alpha", type=float, help="Risk level; default: the configuration's.")

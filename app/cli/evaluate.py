@@ -23,7 +23,6 @@ from app.cli.console import (
 )
 from app.cli.router_options import FALSE_ABSTAIN_BUDGET, ROUTER_OPTIONS, known_router, routers_like
 from racer_core.aggregation.answers import Equality
-from racer_core.encoder.huggingface import DEFAULT_ENCODER
 from racer_core.errors import InputError
 from racer_core.records.conversation import RoutedText
 from racer_core.types import BINARY_TARGETS, RiskTarget, RowsKind, Score
@@ -57,8 +56,8 @@ def _assertions(
 )
 @click.option(
     "--encoder",
-    help="Folder (a transformer, or word vectors), hub name (NAME@REVISION: another commit), or "
-    "`char-ngrams`; default: mDeBERTa-v3-base.",
+    help="Folder (a transformer, or word vectors), hub name (NAME@REVISION: another commit), "
+    "`wordllama` or `char-ngrams`; default: as `racer train`.",
 )
 @click.option("--lexical", is_flag=True, help="Add hashed character n-grams to the embedding.")
 @MAX_TOKENS
@@ -219,6 +218,7 @@ def evaluate(
     _refuse_votes_on_grades(click.get_current_context())
     from app.tools import evaluation
     from racer_core.offline.assertions import check_all
+    from racer_core.offline.encoder_choice import default_encoder
     from racer_core.offline.protocol import PAPER_ALPHAS, CalibrationScope, Protocol, order_member
     from racer_core.offline.train import EncoderChoice
 
@@ -236,7 +236,10 @@ def evaluate(
     arguments = evaluation.EvaluationArguments(
         data=data,
         encoder=EncoderChoice(
-            name=encoder or DEFAULT_ENCODER, max_tokens=max_tokens, dtype=dtype, lexical=lexical
+            name=encoder or default_encoder(router, "cuda" if dtype else None),
+            max_tokens=max_tokens,
+            dtype=dtype,
+            lexical=lexical,
         ),
         router=router,
         router_options=options,

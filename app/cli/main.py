@@ -19,34 +19,46 @@ from app.errors import GatewayUnreachable, SettingsError, StoreSchemaError, Upst
 from racer_core import __version__
 from racer_core.errors import ArtifactError, ArtifactSchemaError, RacerError
 
-_COMMANDS: Final = (
-    "backup",
-    "bootstrap",
-    "calibrate",
-    "calibrations",
-    "completion",
-    "convert",
-    "db",
-    "demo",
-    "doctor",
-    "encoder",
-    "evaluate",
-    "feedback",
-    "init",
-    "key",
-    "label",
-    "plan",
-    "route",
-    "samples",
-    "schema",
-    "serve",
-    "split",
-    "train",
-    "tune",
-    "validate",
-    "verify",
-)
-_MODULES: Final = {name: name for name in _COMMANDS} | {"restore": "backup"}
+# What `racer --help` says of each command; the command itself is imported when it is run.
+_GROUPS: Final = {
+    "Start here": {
+        "demo": "Run five small models behind a gateway, and measure it.",
+        "init": "Write a configuration from the model lists of your servers.",
+        "doctor": "Check everything that the gateway needs; say what to do next.",
+        "serve": "Run the gateway.",
+        "bootstrap": "Go from questions to an active calibration.",
+        "route": "Show which candidates a gateway would call for a query.",
+    },
+    "Rows": {
+        "label": "Send questions to every candidate, and grade the answers.",
+        "plan": "Say what a number of labelled questions will give.",
+        "samples": "Save a gateway's sample of live traffic as rows.",
+        "split": "Divide rows at random: train, validate, calibrate.",
+        "convert": "Turn records of lm-eval, RouterBench and others into rows.",
+        "feedback": "Report which candidates answered a decision right.",
+    },
+    "Router and calibrations": {
+        "train": "Train a router on labelled rows.",
+        "tune": "Choose score, alpha and vote on validation rows.",
+        "evaluate": "Measure risk, set size and accuracy on labelled rows.",
+        "calibrate": "Calibrate a running gateway, or an artifact, with rows.",
+        "calibrations": "List calibrations, and choose the active one.",
+        "verify": "Recompute a decision from the stored calibration.",
+    },
+    "Keys, store and settings": {
+        "key": "Manage API keys of clients.",
+        "backup": "Back up calibrations, alarms and key hashes.",
+        "restore": "Add the calibrations of a backup that the store lacks.",
+        "db": "Manage the tables of the store.",
+        "validate": "Check configuration, keys, artifact and encoder.",
+        "schema": "Print the JSON Schema of the configuration.",
+        "encoder": "Compute router scores for all gateways of this machine.",
+        "completion": "Print the script that completes commands in your shell.",
+    },
+}
+_MODULES: Final = {name: name for names in _GROUPS.values() for name in names} | {
+    "restore": "backup"
+}
 
 EXIT_REFUSED, EXIT_CONFIGURATION, EXIT_UNREACHABLE = 1, 2, 3
 
@@ -99,7 +111,22 @@ class Commands(UserDict[str, Any]):
         return getattr(import_module(f"app.cli.{self.data[name]}"), name)
 
 
-@click.group(commands=Commands(_MODULES), context_settings={"help_option_names": ["-h", "--help"]})
+class GroupedCommands(click.Group):
+    """Subcommands whose help lists them by what they are for."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each group under its heading."""
+        width = max(map(len, _MODULES))
+        for heading, commands in _GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), said) for name, said in commands.items()])
+
+
+@click.group(
+    cls=GroupedCommands,
+    commands=Commands(_MODULES),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="racer")
 def cli() -> None:
     """Route each query to a calibrated set of language models."""

@@ -25,7 +25,6 @@ from app.cli.router_options import FALSE_ABSTAIN_BUDGET, ROUTER_OPTIONS, known_r
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.reasoning import REASONING
-from racer_core.encoder.huggingface import DEFAULT_ENCODER
 from racer_core.errors import InputError
 from racer_core.types import RowsKind
 
@@ -56,9 +55,9 @@ from racer_core.types import RowsKind
     "--encoder",
     "encoders",
     multiple=True,
-    help="Folder (a transformer, or word vectors), hub name (NAME@REVISION: another commit), or "
-    "`char-ngrams`; default: mDeBERTa-v3-base. Of several, or of `auto`, the cheapest that is as "
-    "good is chosen.",
+    help="Folder (a transformer, or word vectors), hub name (NAME@REVISION: another commit), "
+    "`wordllama` or `char-ngrams`; default: microsoft/mdeberta-v3-base on a GPU, else "
+    "`wordllama`. Of several, or of `auto`, the cheapest that is as good is chosen.",
 )
 @click.option(
     "--copy-encoder",
@@ -125,13 +124,14 @@ def train(
     from app.tools.hub_probe import check_hub
     from app.tools.router_rows import read_rows
     from racer_core.offline import train as training
-    from racer_core.offline.encoder_choice import choose_encoder, offered
+    from racer_core.offline.encoder_choice import choose_encoder, default_encoder, offered
     from racer_core.offline.fit import RouterChoice
     from racer_core.offline.reporting import RememberingEncoder
     from racer_core.offline.training_rows import RowCounts, with_labels
 
     configured = settings.read(config) if config else None
-    names = offered(encoders) or (DEFAULT_ENCODER,)
+    transformer = "cuda" if dtype or forward else backend  # word vectors have no such options
+    names = offered(encoders) or (default_encoder(router, transformer),)
     for each in names:
         check_hub(each)
     specs = _candidates(configured) if configured else None
@@ -139,7 +139,7 @@ def train(
     rows = read_rows(data, configured, given_kind)
     held_out = None if validation is None else read_rows(validation, configured, given_kind)
     choice = training.EncoderChoice(
-        name=DEFAULT_ENCODER,
+        name=names[0],
         pooling=pooling,
         max_tokens=max_tokens,
         backend=backend,

@@ -16,6 +16,7 @@ from typing import Final
 import httpx2
 
 from racer_core.encoder.char_ngrams import SPEC as CHAR_NGRAMS
+from racer_core.encoder.word_vectors import WORDLLAMA
 from racer_core.errors import ArtifactError
 from racer_core.offline.encoder_choice import is_cached
 
@@ -24,9 +25,9 @@ _HUB_NAME: Final = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(@[\w.-]+)?")
 _OFFLINE: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # variables of the hub's library
 _TRUE: Final = ("1", "ON", "YES", "TRUE")
 _INSTEAD: Final = (
-    "Without a hub: `--encoder FOLDER` (a transformer or static word vectors that were fetched "
-    "elsewhere), `--encoder auto` (the best of what is on this machine) or `--encoder char-ngrams` "
-    "(needs no file). A mirror: $HF_ENDPOINT"
+    "Without a hub: `--encoder wordllama` (static word vectors of an installed package), "
+    "`--encoder FOLDER` (a transformer or word vectors that were fetched elsewhere) or "
+    "`--encoder auto` (the best of what is on this machine). A mirror: $HF_ENDPOINT"
 )
 
 
@@ -39,7 +40,8 @@ def check_hub(name: str) -> None:
     Raises:
         ArtifactError: It is neither; the message says what can be done instead.
     """
-    if name == CHAR_NGRAMS.name or not _HUB_NAME.fullmatch(name) or Path(name).exists():
+    by_name = (CHAR_NGRAMS.name, WORDLLAMA)
+    if name in by_name or not _HUB_NAME.fullmatch(name) or Path(name).exists():
         return
     is_off = any(os.environ.get(each, "").upper() in _TRUE for each in _OFFLINE)
     probe = _Probe(os.environ.get("HF_ENDPOINT") or "https://huggingface.co", name)

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 
 from app.concurrency.memory_budget import MemoryBudget
 from app.concurrency.threads import SMALL_BYTES, off_loop
-from app.errors import UpstreamError, UpstreamTimeout
+from app.errors import ModelMissing, UpstreamError, UpstreamTimeout
 from app.json_output import dump_json
 from app.settings import Secrets, Settings
 from app.telemetry.metrics import Metrics
@@ -433,7 +433,8 @@ class Fleet:
         if not self._is_used(target.name, replica):
             return
         self._metrics.ejections.labels(target.name).inc()
-        self._health_checks.watch(target, replica)
+        missing = call.model if isinstance(exc, ModelMissing) else None
+        self._health_checks.watch(target, replica, None if missing is None else str(missing))
         if target.name in self._candidates:  # failures of evaluators are logged by their caller
             log.warning(
                 "a replica of %s is out for %s after a failure (%s)%s",
@@ -455,14 +456,15 @@ class HealthChecks:
         self._client = client
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
 
-    def watch(self, target: Target, replica: Replica) -> None:
+    def watch(self, target: Target, replica: Replica, missing: str | None = None) -> None:
         """Check a replica when its pause is over, and again until a check passes.
 
         The pause of an earlier ejection, which a success ended, may be longer than this one.
+        A check passes only if the server lists the model that was missing.
         """
         if (earlier := self._tasks.get(replica)) is not None:
             earlier.cancel()
-        task = asyncio.create_task(self._check(target, replica))
+        task = asyncio.create_task(self._check(target, replica, missing))
         self._tasks[replica] = task
         task.add_done_callback(lambda _: self._forget(replica, task))
 
@@ -478,11 +480,11 @@ class HealthChecks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _check(self, target: Target, replica: Replica) -> None:
+    async def _check(self, target: Target, replica: Replica, missing: str | None) -> None:
         while (until := replica.breaker.out_until) is not None:
             if (left := until - time.monotonic()) > 0:
                 await asyncio.sleep(left)
-            elif await self._client.is_alive(target, replica):
+            elif await self._client.is_alive(target, replica, missing):
                 replica.breaker.record_passed_check()
             else:
                 replica.breaker.record_failed_check(time.monotonic())

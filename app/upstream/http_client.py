@@ -22,14 +22,18 @@ from typing import Final, Self
 from urllib.parse import urlsplit
 
 from app.concurrency.memory_budget import MemoryBudget
-from app.errors import UpstreamError, UpstreamOverloaded, UpstreamUnavailable
+from app.errors import UpstreamError, UpstreamOverloaded, UpstreamRejected, UpstreamUnavailable
 from app.settings import FleetSettings, Limits
 from app.upstream.connection import Connection, Disconnected
 from app.upstream.connection_pool import ConnectionPool, DnsCache
 from app.upstream.replicas import Replica, Target
-from app.upstream.retries import RAISED, check_response_head, to_upstream_error
+from app.upstream.retries import RAISED, check_response_head, rejected, to_upstream_error
+from app.wire import parsing, rejections
+from racer_core.errors import InputError
 
 HEALTH_CHECK_S: Final = 5.0
+ERROR_S: Final = 1.0  # for the words of an error, whose status has arrived
+MAX_LIST_BYTES: Final = 2**20
 DRAIN_S: Final = 0.02  # for the bytes behind the end of a stream, so that its connection is kept
 
 
@@ -98,6 +102,12 @@ class UpstreamClient:
         connection = await self._send(target.name, pool, head, data, until, may_reconnect)
         try:
             check_response_head(target.name, connection.status, connection.headers)
+        except UpstreamRejected as exc:
+            if exc.status not in rejections.STATUSES:
+                connection.abort()
+                raise
+            document = await _beginning(connection, min(until, time.monotonic() + ERROR_S))
+            raise rejected(target.name, exc.status, document, target.hidden_names) from None
         except UpstreamError:
             connection.abort()
             raise
@@ -111,8 +121,14 @@ class UpstreamClient:
             buffers=self.buffers,
         )
 
-    async def is_alive(self, target: Target, replica: Replica) -> bool:
-        """Health check: whether a replica answers with any status below 500."""
+    async def is_alive(self, target: Target, replica: Replica, model: str | None = None) -> bool:
+        """Health check: whether a replica answers with any status below 500.
+
+        Args:
+            target: The model.
+            replica: The server.
+            model: One that it must list, if it lists models: its name, or the name of one tag.
+        """
         pool = self._pool(target, replica)
         head = pool.head("GET", "models") + b"\r\n"
         until = time.monotonic() + HEALTH_CHECK_S
@@ -120,8 +136,16 @@ class UpstreamClient:
             connection = await self._send(target.name, pool, head, b"", until, may_reconnect=True)
         except UpstreamError:
             return False
-        pool.give_back(connection)
-        return connection.status < 500
+        if model is None:
+            pool.give_back(connection)
+            return connection.status < 500
+        document = await _beginning(connection, until, MAX_LIST_BYTES)
+        try:
+            listed = parsing.model_names(document)
+        except InputError:
+            listed = (model,)  # a server without a list: the next call will tell
+        is_listed = any(each == model or each.startswith(f"{model}:") for each in listed)
+        return is_listed and connection.status < 500
 
     def _pool(self, target: Target, replica: Replica) -> ConnectionPool:
         pool = self._pools.get(replica)
@@ -196,6 +220,21 @@ class UpstreamClient:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         return context
+
+
+async def _beginning(
+    connection: Connection, until: float, max_bytes: int = rejections.MAX_BYTES
+) -> bytes:
+    """The beginning of a document, as far as it arrives in time; the connection is closed."""
+    read = b""
+    try:
+        while len(read) < max_bytes and (part := await connection.read(until)):
+            read += part
+    except RAISED:
+        pass
+    finally:
+        connection.abort()
+    return read[:max_bytes]
 
 
 class UpstreamAnswer:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Any, Final
+from typing import Final
 
 import httpx2
 
@@ -17,7 +17,7 @@ from app.errors import (
     ModelListUnreachable,
     UpstreamUnauthorized,
 )
-from racer_core import strict_json
+from app.wire.parsing import model_names
 from racer_core.errors import InputError
 
 TIMEOUT_S: Final = 5.0
@@ -88,18 +88,11 @@ def _listed(base_url: str, headers: Mapping[str, str], *, verify_tls: bool) -> M
         kind = ModelListUnreachable if response.status_code in _UNREACHABLE else ModelListError
         raise kind(f"{base_url} answers {response.status_code} to GET /models")
     try:
-        models = _ids(strict_json.load_object(response.content))
-    except (InputError, KeyError, TypeError) as exc:
+        models = model_names(response.content)
+    except InputError as exc:
         raise ModelListError(f"{base_url} gives no list of models") from exc
     now = (sent_at + time.time()) / 2
     return ModelList(base_url, models, _ahead_s(response.headers.get("date"), now))
-
-
-def _ids(document: Mapping[str, Any]) -> tuple[str, ...]:
-    ids = [each["id"] for each in document["data"]]
-    if not all(isinstance(each, str) and each for each in ids):
-        raise TypeError
-    return tuple(dict.fromkeys(ids))
 
 
 def _ahead_s(date_header: str | None, now: float) -> float | None:

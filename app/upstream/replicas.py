@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
@@ -161,12 +162,15 @@ class Target:
     timeout_s: float  # of one call
     verify_tls: bool = True
     renames: Mapping[str, str] = field(default_factory=dict[str, str])  # of a candidate's fields
+    # Words that are not shown, and what stands for each: names of other models, its server's own.
+    hidden_names: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 # Upstream targets from the configuration: candidates and evaluators with their keys.
 
 log = logging.getLogger(__name__)
 
+_KEY_CHARS: Final = 8  # a configured header of fewer is no secret: "1", "true"
 EVALUATOR_CALLS: Final = 64  # in flight, at a server of its own
 _HEADERS: Final = {"content-type": "application/json", "accept-encoding": "identity"}
 
@@ -183,7 +187,7 @@ def open_targets(
     """
     keys, rules = secrets.candidate_keys, settings.fleet
     candidates = {
-        each.name: _candidate_target(each, keys.get(each.name), rules)
+        each.name: _candidate_target(each, keys.get(each.name), rules, settings.candidates)
         for each in settings.candidates
     }
     evaluators = {
@@ -204,7 +208,9 @@ def _kept(target: Target, before: Target | None) -> Target:
     return replace(target, replicas=before.replicas)
 
 
-def _candidate_target(candidate: Candidate, key: SecretStr | None, rules: FleetSettings) -> Target:
+def _candidate_target(
+    candidate: Candidate, key: SecretStr | None, rules: FleetSettings, pool: Sequence[Candidate]
+) -> Target:
     if not candidate.verify_tls:
         log.warning("the certificate of %s is not verified: verify_tls is off", candidate.name)
     return Target(
@@ -216,7 +222,25 @@ def _candidate_target(candidate: Candidate, key: SecretStr | None, rules: FleetS
         timeout_s=candidate.timeout_s,
         verify_tls=candidate.verify_tls,
         renames=candidate.renames,
+        hidden_names=_hidden_names(candidate, key, pool),
     )
+
+
+def _hidden_names(
+    candidate: Candidate, key: SecretStr | None, pool: Sequence[Candidate]
+) -> dict[str, str]:
+    """Words of a candidate's server that no client may read, and what stands for each."""
+    hosts = [urlsplit(url).hostname or "" for each in pool for url in each.replicas]
+    keys = [each for each in candidate.headers.values() if len(each) >= _KEY_CHARS]
+    if key is not None:
+        keys.append(key.get_secret_value())
+    hidden = {
+        **dict.fromkeys(hosts, "[address]"),
+        **{name: "[model]" for each in pool for name in (each.name, each.served_as)},
+        **dict.fromkeys(keys, "[key]"),
+        candidate.served_as: candidate.name,
+    }
+    return {word: shown for word, shown in hidden.items() if word and word != candidate.name}
 
 
 def _evaluator_target(

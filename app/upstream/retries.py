@@ -28,6 +28,7 @@ from typing import Final
 
 from app.errors import (
     MAX_RETRY_AFTER_S,
+    ModelMissing,
     UpstreamError,
     UpstreamRateLimited,
     UpstreamRejected,
@@ -36,6 +37,7 @@ from app.errors import (
 )
 from app.settings import FleetSettings
 from app.upstream.connection import InvalidAnswer
+from app.wire.rejections import CONTEXT_EXCEEDED, MODEL_MISSING, read_rejection
 
 WINDOW_S: Final = 10.0
 FLOOR: Final = 3  # retries that each budget allows before its calls have earned any
@@ -193,15 +195,15 @@ def _is_transient(exc: UpstreamError, attempt: int, elsewhere: bool) -> bool:
     if exc.status in _TRANSIENT:
         return True
     match exc:
-        case UpstreamTimeout():
-            return elsewhere  # the same server would likely be as slow, and twice as busy
+        case UpstreamTimeout() | ModelMissing():
+            return elsewhere  # the same server would likely be as slow, or as empty
         case UpstreamUnavailable() | UpstreamRateLimited():
             return True
         case UpstreamError(kind=kind):
             return kind == _BROKEN_OFF or (kind == _INVALID and attempt == 1)
 
 
-# Failures of upstream calls, translated to `UpstreamError`; no upstream text is repeated.
+# Failures of upstream calls, translated to `UpstreamError`. The words of a rejection alone go on.
 
 RAISED: Final = (InvalidAnswer, OSError)  # by a connection; a TimeoutError is an OSError
 
@@ -211,6 +213,7 @@ _FAULTS = frozenset(
         "upstream_error",
         "upstream_disconnected",
         "upstream_invalid_response",
+        "upstream_model_missing",
         "upstream_protocol_error",
         "upstream_tls_error",
         "upstream_unavailable",
@@ -248,8 +251,8 @@ def is_replica_fault(exc: UpstreamError, *, had_full_time: bool) -> bool:
 
 
 def is_unreachable(exc: UpstreamError) -> bool:
-    """Whether no connection could be made."""
-    return exc.kind in ("upstream_unavailable", "upstream_tls_error")
+    """Whether no call can reach the model: no connection can be made, or it is not there."""
+    return exc.kind in ("upstream_unavailable", "upstream_tls_error", "upstream_model_missing")
 
 
 def to_upstream_error(name: str, exc: Exception) -> UpstreamError:
@@ -287,6 +290,28 @@ def check_response_head(name: str, status: int, headers: Mapping[str, str]) -> N
             f"{name} is overloaded", kind="upstream_error", status=status, retry_after_s=wait
         )
     raise UpstreamError(f"{name} failed with status {status}", status=status, retry_after_s=wait)
+
+
+def rejected(
+    name: str, status: int, document: bytes, names: Mapping[str, str]
+) -> UpstreamRejected | ModelMissing:
+    """A rejection, with what its document says.
+
+    Args:
+        name: The candidate.
+        status: HTTP status.
+        document: The body, or its beginning.
+        names: As of :func:`app.wire.rejections.read_rejection`.
+    """
+    found = read_rejection(status, document, names)
+    words = f"{name} rejected the request ({status})"
+    if found.message is not None:
+        words = f"{name}: {found.message}"
+    if found.code == MODEL_MISSING:
+        return ModelMissing(words, status=status)
+    if found.code == CONTEXT_EXCEEDED:
+        status = 400  # whatever the server takes for it: clients look for the code
+    return UpstreamRejected(words, status=status, param=found.param, code=found.code)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -69,6 +69,17 @@ def _is_reserved(name: str) -> bool:
     return name == _OWNER or name.startswith(_OWN_PREFIX)
 
 
+def model_names(document: bytes) -> tuple[str, ...]:
+    """The names in a server's list of models. Raises InputError where it is no such list."""
+    try:
+        names = [each["id"] for each in strict_json.load_object(document)["data"]]
+    except (KeyError, TypeError) as exc:
+        raise InputError("no list of models") from exc
+    if not all(isinstance(each, str) and each for each in names):
+        raise InputError("no list of models")
+    return tuple(dict.fromkeys(names))
+
+
 def as_object(name: str, value: object) -> dict[str, Any]:
     """The value as a JSON object. Raises UpstreamError if it is none."""
     if not isinstance(value, dict):

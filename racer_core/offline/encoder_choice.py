@@ -27,6 +27,7 @@ from racer_core.calibration.augmentation import checked_scores
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.base import Encoder
 from racer_core.encoder.hub import DEFAULT_ENCODER, cached_folder
+from racer_core.encoder.word_vectors import WORDLLAMA
 from racer_core.errors import InputError, RowsError
 from racer_core.offline.fit import RouterChoice, fit_embedded
 from racer_core.offline.paired import significantly_below
@@ -45,9 +46,28 @@ _KINDS: Final = ("knn", "mlp")
 _TIMED: Final = 30  # queries, after a first one
 
 
+def default_encoder(router: str, backend: str | None = None) -> str:
+    """The encoder that is used where none is named: mDeBERTa on a GPU, on a CPU word vectors.
+
+    RouterDC fine-tunes a transformer, and takes mDeBERTa everywhere.
+
+    Args:
+        router: Kind of the router.
+        backend: ``cuda`` or ``cpu``; None looks for a GPU.
+    """
+    if router == "routerdc" or backend == "cuda":
+        return DEFAULT_ENCODER
+    if backend is None:
+        import torch
+
+        if torch.cuda.is_available():
+            return DEFAULT_ENCODER
+    return WORDLLAMA
+
+
 def offered(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, ``auto`` replaced by n-grams and the usual transformers that need no download."""
-    usual = ["char-ngrams", *filter(is_cached, _TRANSFORMERS)] if AUTO in names else []
+    """The names; ``auto`` becomes n-grams, word vectors, and usual transformers that are here."""
+    usual = ["char-ngrams", WORDLLAMA, *filter(is_cached, _TRANSFORMERS)] if AUTO in names else []
     return tuple(dict.fromkeys([*(name for name in names if name != AUTO), *usual]))
 
 

@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from typing import Any, BinaryIO, Final
 
 from racer_core.errors import InputError, install_hint
@@ -118,12 +119,19 @@ def table(
 
 def _csv(file: BinaryIO, max_line: int | None) -> TabularFile:
     check_text(file)
-    reader = csv.reader(text_lines(file, max_line), strict=True)
+    lines = text_lines(file, max_line)
+    first = next(lines, "")
+    reader = csv.reader(chain((first,), lines), strict=True, delimiter=_delimiter(first))
     with _csv_errors(reader):
         header = tuple(next(reader, list[str]()))
     if len(header) > _MAX_COLUMNS:
         raise InputError(f"line 1: {len(header):,} columns, over the limit of {_MAX_COLUMNS:,}")
     return TabularFile(columns=header, rows=_csv_rows(reader, header))
+
+
+def _delimiter(header: str) -> str:
+    """What separates the columns: spreadsheets write semicolons where a comma is in numbers."""
+    return max(",;\t", key=header.count)
 
 
 def _csv_rows(reader: Any, header: tuple[str, ...]) -> Iterator[Numbered]:

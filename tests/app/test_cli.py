@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from app.cli.main import cli
 from app.tools.gateway_client import GatewayClient
 from racer_core import __version__, artifacts
 from racer_core.encoder.base import Encoder
@@ -460,6 +461,16 @@ def test_the_installed_command_runs() -> None:
     script = Path(sys.executable).with_name("racer")
     done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
     assert __version__ in done.stdout
+
+
+def test_the_help_lists_every_command_in_one_group_on_one_line(racer: Command) -> None:
+    """Whole sentences, and those that a new user needs come first."""
+    _, text, _ = racer("--help")
+    lines = text.partition("Start here:")[2].splitlines()
+    listed = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert sorted(listed) == sorted(cli.commands)
+    assert all(line.endswith(".") and "..." not in line for line in lines if line.startswith("  "))
+    assert listed[0] == "demo"
 
 
 def test_a_misspelt_command_names_the_nearest_one(racer: Command) -> None:

@@ -149,7 +149,7 @@ def test_an_error_before_a_stream_is_the_same(
 def checked(failure: Failure, client: SdkClient, case: Case) -> None:
     """The exception is that of the case."""
     assert failure.status == case.status
-    assert failure.kind == client.classes[case.status]
+    assert failure.kind == client.classes_by_code.get(case.code, client.classes[case.status])
     assert failure.code == (case.code if client.keeps_code else None)
     # Some are answered before there is a request.
     has_id = case.status not in (414, 431) and case.gateway != "full"
@@ -265,6 +265,15 @@ def test_a_method_that_is_not_served(gateway: Gateway) -> None:
     """OpenAI's client lists stored completions by it."""
     failure = raised(OpenAI(), gateway.openai().chat.completions.list)
     assert (failure.status, failure.code) == (405, "method_not_allowed")
+
+
+def test_a_lost_model_is_no_fault_of_the_request(serve: Serve, pool: FakePool) -> None:
+    """Its server says 404, the client gets 503."""
+    pool.fail("adder", "lost_model")
+    ask = serve(calibrated=False).openai().with_options(max_retries=0).chat.completions.create
+    said = [{"role": "user", "content": ONE}]
+    failure = raised(OpenAI(), lambda: ask(model="adder", messages=said))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    assert (failure.status, failure.code) == (503, "upstream_model_missing")
 
 
 def test_tokens_are_counted_or_the_client_says_why(gateway: Gateway, pool: FakePool) -> None:

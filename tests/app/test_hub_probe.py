@@ -107,10 +107,10 @@ def test_a_hub_that_is_not_there_is_named(
     monkeypatch.setenv("HF_ENDPOINT", url)
     data = write(tmp_path / "rows.jsonl", labelled(0, 40))
     train = ["train", "--data", data, "--validation", data, "--out", tmp_path / "a"]
-    ways = ("--encoder FOLDER", "word vectors", "--encoder auto", "char-ngrams", "$HF_ENDPOINT")
-    failed(racer(*train), 2, "mdeberta-v3-base", url, reason, *ways)
+    ways = ("--encoder wordllama", "--encoder FOLDER", "--encoder auto", "$HF_ENDPOINT")
+    failed(racer(*train, "--backend", "cuda"), 2, "mdeberta-v3-base", url, reason, *ways)
     failed(racer(*train, "--encoder", NAME), 2, NAME, *ways)
-    failed(racer("evaluate", "--data", data, "--json"), 2, url, *ways)
+    failed(racer("evaluate", "--data", data, "--encoder", NAME, "--json"), 2, url, *ways)
     assert not (tmp_path / "a").exists()
 
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+import torch
 
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
+from racer_core.encoder.word_vectors import WORDLLAMA
 from racer_core.errors import InputError, RowsError
 from racer_core.offline import encoder_choice
 from racer_core.offline.encoder_choice import (
@@ -16,6 +18,7 @@ from racer_core.offline.encoder_choice import (
     MeasuredEncoder,
     choose_encoder,
     compare,
+    default_encoder,
     offered,
 )
 from racer_core.offline.fit import RouterChoice
@@ -126,12 +129,30 @@ def test_one_encoder_and_one_on_a_gpu_are_taken_as_they_are():
     assert choose_encoder(both, rows, rows, choice=knn) == ("b", ())
 
 
+@pytest.mark.parametrize(
+    ("router", "backend", "has_gpu", "default"),
+    [
+        ("knn", None, False, WORDLLAMA),
+        ("knn", None, True, DEFAULT_ENCODER),
+        ("knn", "cpu", True, WORDLLAMA),
+        ("mlp", "cuda", False, DEFAULT_ENCODER),
+        ("routerdc", "cpu", False, DEFAULT_ENCODER),
+    ],
+)
+def test_without_a_name_a_cpu_has_word_vectors_and_a_gpu_mdeberta(
+    monkeypatch, router, backend, has_gpu, default
+):
+    """RouterDC fine-tunes a transformer, so it has mDeBERTa everywhere."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert default_encoder(router, backend) == default
+
+
 def test_auto_stands_for_what_needs_no_download(monkeypatch):
     """N-grams, and the usual transformers in the hub's cache; names that were given come first."""
     assert offered(()) == ()
     assert offered(("a", "b", "a")) == ("a", "b")
     monkeypatch.setattr(encoder_choice, "is_cached", lambda name: name == DEFAULT_ENCODER)
-    assert offered((AUTO, "words")) == ("words", "char-ngrams", DEFAULT_ENCODER)
+    assert offered((AUTO, "words")) == ("words", "char-ngrams", WORDLLAMA, DEFAULT_ENCODER)
     monkeypatch.undo()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert not encoder_choice.is_cached("nothing/of-this-name")

@@ -1,5 +1,6 @@
 """Files of labelled rows: four formats, the same rows, and nothing but RowsError."""
 
+import csv
 import gzip
 import io
 import json
@@ -43,6 +44,13 @@ def refusal(data, name):
     return str(caught.value)
 
 
+def csv_by(delimiter):
+    """The same table, its columns separated otherwise."""
+    file = io.StringIO()
+    csv.writer(file, delimiter=delimiter).writerows(csv.reader(io.StringIO(CSV.decode())))
+    return file.getvalue().encode()
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [
@@ -54,6 +62,8 @@ def refusal(data, name):
         ("rows.json", json.dumps(ROWS).encode()),
         ("rows.json", json.dumps({"rows": ROWS}).encode()),
         ("rows.csv", CSV),
+        ("rows.csv", csv_by(";")),
+        ("rows.csv", csv_by("\t")),
         ("rows.csv.gz", gzip.compress(b"\xef\xbb\xbf" + CSV)),
         ("rows.parquet", None),  # made when it is needed: pyarrow imports pandas
     ],

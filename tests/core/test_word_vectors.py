@@ -95,6 +95,25 @@ def test_texts_beyond_max_tokens_are_cut_and_reported(tmp_path):
     assert encoded.truncated.tolist() == [True, False]
 
 
+def test_the_vectors_of_the_package_need_no_hub_and_none_of_its_code():
+    """Questions of one kind are nearer to each other than to another kind."""
+    script = (
+        "import sys; from racer_core.encoder.word_vectors import WordVectorEncoder\n"
+        "a, b, c = WordVectorEncoder('wordllama').encode(["
+        "'What is 17 plus 25?', 'Add 31 and 12.', 'Who wrote the opera Fidelio?']).embeddings\n"
+        "assert a @ b > max(a @ c, b @ c); assert len(a) == 256\n"
+        "assert not {'wordllama', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_package_is_named_where_it_is_missing(monkeypatch):
+    """One line says what to install."""
+    monkeypatch.setitem(sys.modules, "wordllama", None)
+    with pytest.raises(ArtifactError, match="pip install wordllama"):
+        WordVectorEncoder("wordllama")
+
+
 @pytest.mark.parametrize("lexical", [False, True])
 def test_an_artifact_with_word_vectors_serves_without_torch(tmp_path, lexical):
     """Another process gives the same scores, and imports neither torch nor transformers."""

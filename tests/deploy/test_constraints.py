@@ -32,6 +32,7 @@ UNSEEN = {
     "protobuf": "transformers reads mDeBERTa's vocabulary with it",
     "sentencepiece": "so too",
     "python-multipart": "starlette's parser of uploads",
+    "wordllama": "the encoder of its name reads its files",
 }
 
 

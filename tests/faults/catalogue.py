@@ -47,6 +47,7 @@ class Row:
     stream: tuple[Outcome, ...]
     calls: int = 2  # of one candidate at most, retries included
     warm: bool = False  # a first request is needed, whose connection the second one takes
+    speaks: bool = False  # the words of its error may reach the client
 
     @property
     def can_fail(self) -> bool:
@@ -85,7 +86,8 @@ def _limited(retry_after: int | None = None) -> Row:
 
 
 def _rejected(status: int) -> Row:
-    return _row(FailedAnswer(status=status, code="upstream_rejected"), calls=1)
+    said = (FailedAnswer(status=status, code="upstream_rejected"),)
+    return Row(plain=said, stream=said, calls=1, speaks=True)
 
 
 def _stream_only(*outcomes: Outcome, text: str = TEXT) -> Row:
@@ -133,6 +135,7 @@ _STATUSES: Final[Mapping[str, Row]] = {
     "status:504": _row(BROKEN),
     "status:529": _row(BUSY),
     "status:400": _rejected(400),
+    "status:400:echo": _rejected(400),
     "status:404": _rejected(404),
     "status:413": _rejected(413),
     "status:422": _rejected(422),

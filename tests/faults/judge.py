@@ -72,7 +72,7 @@ def _manners(cell: Cell, seen: Seen) -> Iterator[str]:
         yield f"took {seen.seconds:.2f} s, over {cell.limit_s:g} s"
     visible = seen.body + repr(dict(seen.headers)).encode()
     for secret in _SECRETS:
-        if secret.encode() in visible:
+        if secret.encode() in visible and not (cell.row.speaks and secret == WORDS):
             yield f"the client could read {secret!r}"
     if seen.log.busy:
         yield f"connections were left open and busy: {', '.join(seen.log.busy)}"

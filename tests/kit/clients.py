@@ -76,9 +76,10 @@ class Failure:
 
 
 class SdkClient(ABC):
-    """A library; ``classes`` has the names of its exceptions by status."""
+    """A library; ``classes`` has the names of its exceptions by status, and by some codes."""
 
     classes: Mapping[int, str]
+    classes_by_code: Mapping[str, str] = {}
     package: str  # where its exceptions are defined
     keeps_code = True
 
@@ -248,6 +249,9 @@ class LiteLLM(SdkClient):
         502: "BadGatewayError", 503: "ServiceUnavailableError", 504: "Timeout",
         **dict.fromkeys((403, 405, 409, 413, 414, 415, 431), "APIError"),
     }  # fmt: skip
+    classes_by_code: Mapping[str, str] = {
+        "context_length_exceeded": "ContextWindowExceededError"
+    }  # it falls back
 
     def ask(self, ask: Ask) -> Answer:
         """A whole answer."""

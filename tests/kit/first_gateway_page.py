@@ -28,13 +28,9 @@ SERVERS: Final = '"http://10.0.0.1:8000 http://10.0.0.2:8000 http://10.0.0.3:800
 PORT: Final = "PORT=8080"
 _BLOCK: Final = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _START_S: Final = 120.0
-_COMMIT: Final = "0123456789abcdef0123456789abcdef01234567"
-# The default encoder is pinned by the digests of its files, and the reader's has others.
 _RACER: Final = """#!{python}
 from app.cli.main import main
-from racer_core.encoder.hub import PINS
 
-PINS.clear()
 main()
 """
 
@@ -138,13 +134,7 @@ def _answers(port: int) -> bool:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """The reader's: `racer` on the path, and a hub whose mDeBERTa is the demo's small encoder."""
-    model = folder / "hub" / "models--microsoft--mdeberta-v3-base"
-    if not model.exists():
-        (model / "refs").mkdir(parents=True)
-        (model / "refs" / "main").write_text(_COMMIT)
-        (model / "snapshots").mkdir()
-        (model / "snapshots" / _COMMIT).symlink_to(DEMO / "encoder")
+    """The reader's: `racer` on the path, and no hub."""
     racer = folder / "bin" / "racer"
     if not racer.exists():
         racer.parent.mkdir()
@@ -159,7 +149,6 @@ def _environment(folder: Path) -> dict[str, str]:
         "PATH": os.pathsep.join(
             [str(racer.parent), str(Path(sys.executable).parent), os.environ["PATH"]]
         ),
-        "HF_HUB_CACHE": str(model.parent),
         "HF_HUB_OFFLINE": "1",
         "XDG_CACHE_HOME": str(folder / "cache"),
         "OMP_NUM_THREADS": "1",  # other tests have the other cores

@@ -153,6 +153,7 @@ CASES: Final[Mapping[str, Case]] = {
     # Candidates that fail.
     "rejected": _fault(400, "upstream_rejected", "400"),
     "rejected as unknown": _fault(404, "upstream_rejected", "404"),
+    "too long": _fault(400, "context_length_exceeded", "too_long"),
     "limited upstream": _fault(429, "upstream_rate_limited", "429", retry=True),
     "unlike failures": _fault(
         502, "no_answer", {"adder": "500", "speller": "html", "poet": "reset"}, text=TWO,
@@ -193,6 +194,7 @@ CASES: Final[Mapping[str, Case]] = {
 # Rows that tests of their own provoke, in `tests/app/test_client_errors.py`.
 ELSEWHERE: Final = {
     "internal_error": "a bug",
+    "upstream_model_missing": "a model that its server has lost, whose candidate is then out",
     "store_unavailable": "a budget whose store does not respond",
     "shutting_down": "a gateway that stops",
     "method_not_allowed": "another method of OpenAI's client",

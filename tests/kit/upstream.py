@@ -32,6 +32,7 @@ class Script:
     gate: threading.Event | None = None  # no answer before it is set
     pause_s: float = 0.0  # between the chunks of a stream
     fault: str | None = None
+    error: dict[str, Any] | None = None  # the document of a status that is a fault
     message: dict[str, Any] | None = None  # instead of a plain text
     fields: dict[str, Any] = field(default_factory=dict)  # of the completion, over the usual ones
     choices: list[dict[str, Any]] | None = None  # of a stream, a chunk each, instead of the text
@@ -250,6 +251,32 @@ class Rater:
     choice: dict[str, Any] | None = None  # instead of the usual one
 
 
+# What vLLM says of a prompt that does not fit, and of a model that it does not serve.
+REJECTIONS: dict[str, tuple[int, dict[str, Any]]] = {
+    "too_long": (
+        400,
+        {
+            "error": {
+                "message": "This model's maximum context length is 4096 tokens. However, your "
+                "request has 5120 input tokens. Please reduce the length of the input messages.",
+                "type": "BadRequestError",
+                "param": None,
+                "code": 400,
+            }
+        },
+    ),
+    "lost_model": (
+        404,
+        {
+            "error": {
+                "message": "The model `adder` does not exist.",
+                "type": "NotFoundError",
+                "param": "model",
+                "code": 404,
+            }
+        },
+    ),
+}
 # Answers with status 200 that are not chat completions.
 _BROKEN_BODIES = {
     "not_openai": b'{"result": "42"}',
@@ -303,9 +330,9 @@ class FakePool:
         """Let a candidate answer ``text``; see :class:`Script` for the rest."""
         self.scripts[name] = Script(text=text, **behaviour)
 
-    def fail(self, name: str, fault: str) -> None:
-        """Let a candidate break: a status code, or one of the words in ``reply``."""
-        self.scripts[name] = Script(fault=fault)
+    def fail(self, name: str, fault: str, error: dict[str, Any] | None = None) -> None:
+        """Let a candidate break: a status code, with its document, or a word of ``reply``."""
+        self.scripts[name] = Script(fault=fault, error=error)
 
     def rate(self, name: str, chances: dict[str, float], **behaviour: Any) -> None:
         """Let a model be so sure of these answers, 0.5 of others; see :class:`Rater`."""
@@ -494,12 +521,16 @@ class FakePool:
                 request.transport.close()
             case "cut" if body.get("stream"):
                 return await self._stream(request, body, script, cut=True)
+            case rejected if rejected in REJECTIONS:
+                status, said = REJECTIONS[rejected]
+                return web.json_response(said, status=status)
             case broken if broken in _BROKEN_BODIES:
                 return _json(_BROKEN_BODIES[broken])
             case broken if broken in _BROKEN_STREAMS:
                 return await self._stream(request, body, script, ending=_BROKEN_STREAMS[broken])
             case status:
-                return web.json_response({"error": {"message": UPSTREAM_WORDS}}, status=int(status))
+                said = script.error or {"error": {"message": UPSTREAM_WORDS}}
+                return web.json_response(said, status=int(status))
         if body.get("stream"):
             return await self._stream(request, body, script)
         whole = answers.with_members(shape.whole(body["model"], script), script.members)

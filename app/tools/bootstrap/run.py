@@ -20,9 +20,8 @@ from app.tools.bootstrap.steps import BootstrapOptions, Steps, artifact_of
 from app.tools.gateway_client import GatewayClient
 from app.tools.hub_probe import check_hub
 from app.tools.planning import fields, plan_for
-from racer_core.encoder.hub import DEFAULT_ENCODER
 from racer_core.errors import InputError, RacerError
-from racer_core.offline.encoder_choice import offered
+from racer_core.offline.encoder_choice import default_encoder, offered
 from racer_core.offline.training_rows import with_labels
 from racer_core.records.questions import read_questions
 from racer_core.records.reader import read_rows
@@ -63,7 +62,8 @@ def run(
     state = BootstrapState(options.folder / STATE)
     check_gateway(gateway, configured)
     if not state.has_begun("train"):
-        for each in offered(options.encoders) or (DEFAULT_ENCODER,):
+        backend = configured.encoder.backend
+        for each in offered(options.encoders) or (default_encoder(options.router, backend),):
             check_hub(each)
     steps = Steps(options, state, gateway)
     _say_plan(say, questions, options, configured, steps)
