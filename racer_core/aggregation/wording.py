@@ -4,8 +4,9 @@
 the question and stop words say nothing, and what is left is the same. Content words are cut to
 their first letters, so that inflections are equal, and writing without spaces is cut into pairs of
 characters. Where both answers have numbers that the question lacks, and share none, they differ,
-whatever words they share; so they do where one says yes and the other no. Pure, linear in the
-texts, symmetric, and not transitive.
+whatever words they share; so they do where one says yes and the other no. Two JSON documents, alone
+or in a code block, are equal as documents: one field decides. Pure, linear in the texts, symmetric,
+and not transitive.
 
 An answer between options of the question ("Tom or Anna?") says nothing in other words: there the
 whole answers have to be equal, but for stop words.
@@ -22,6 +23,7 @@ from functools import lru_cache
 from typing import Final, Self
 
 from racer_core.aggregation.answers import Equality, normalise, stream_safe
+from racer_core.aggregation.json_forms import json_document_form
 from racer_core.aggregation.stop_words import STOP_WORDS
 from racer_core.errors import InputError
 
@@ -43,6 +45,7 @@ _TOKEN = re.compile(
     rf"|((?:[^\W_{_UNSPACED}]|[{_MARKS}])+"
     rf"(?:['\u2019](?:[^\W_{_UNSPACED}]|[{_MARKS}])+)*)"
 )
+_BLOCK = re.compile(r"```(?:json)?\s(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 _GROUPED = re.compile(r"-?\d{1,3}+(?:,\d{3})+(?:\.\d+)?")
 _ELIDED = frozenset(["c", "d", "j", "l", "m", "n", "s", "t", "qu"])  # French: l'eau
 _CONTRACTED = frozenset(["d", "ll", "m", "re", "s", "t", "ve"])  # English: it's
@@ -63,12 +66,14 @@ class Wording:
         words: Stems of its content words, numbers included.
         numbers: Its numbers that the question lacks.
         polarity: 1 for yes, -1 for no, 0 for neither.
+        document: The canonical form of an answer that is a JSON object or list; None: it is text.
     """
 
     form: str
     words: frozenset[str]
     numbers: frozenset[str]
     polarity: int = 0
+    document: str | None = None
 
     def conflicts(self, other: Wording) -> bool:
         """Whether both have numbers and share none, or one says yes and the other no."""
@@ -129,6 +134,8 @@ class TextRule:
 
     def equals(self, one: Wording, other: Wording) -> bool:
         """Whether two answers are equal; without content words they are by their form alone."""
+        if one.document is not None and other.document is not None:
+            return one.document == other.document
         if one.form == other.form:
             return True
         return bool(one.words and other.words) and self.evidence(one, other) >= 0.0
@@ -180,7 +187,15 @@ def wording(answer: str, asked: frozenset[str]) -> Wording | None:
         frozenset(content),
         frozenset(word for word in content if _is_number(word)),
         _polarity(found[:_FIRST]),
+        _document(answer),
     )
+
+
+def _document(answer: str) -> str | None:
+    """The canonical form of an answer that is a JSON object or list, or has one in a code block."""
+    block = _BLOCK.search(answer)
+    text = (answer if block is None else block[1]).strip()
+    return json_document_form(text) if text[:1] in ("{", "[") else None
 
 
 def _phrase(found: list[str]) -> set[str]:

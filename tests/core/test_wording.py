@@ -76,6 +76,21 @@ OTHER = [
 ]
 
 
+ASKED_AS_JSON = "Give the author and the year of this book as JSON."
+SAME += [
+    (ASKED_AS_JSON, '{"author": "Woolf", "year": 1925}', '{"year": 1925.0, "author": "Woolf"}'),
+    (
+        ASKED_AS_JSON,
+        'Sure!\n```json\n{"author": "Woolf", "year": 1925}\n```\nAnything else?',
+        '{"author": "Woolf", "year": 1925}',
+    ),
+]
+OTHER += [
+    (ASKED_AS_JSON, '{"author": "Woolf", "year": 1925}', '{"author": "Joyce", "year": 1925}'),
+    (ASKED_AS_JSON, '```\n["a", "b", "c"]\n```', '["a", "b", "d"]'),
+]
+
+
 @pytest.mark.parametrize(("question", "one", "other"), SAME)
 def test_answers_that_say_the_same_are_equal(question: str, one: str, other: str) -> None:
     """Red when a word of the question, markup, an inflection or an accent counts."""
