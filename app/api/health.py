@@ -19,11 +19,19 @@ routes = Routes("health")
 @routes.add(
     "GET",
     "/healthz",
-    alias="/health",
     role="public",
     is_probe=True,
     allows_head=True,
     summary="Liveness",
+    responses=errors(400, 500, 503),
+)
+@routes.add(
+    "GET",
+    "/health",
+    role="public",
+    is_probe=True,
+    allows_head=True,
+    summary="Liveness, at the path of vLLM",
     responses=errors(400, 500, 503),
 )
 async def healthz(_: Request, __: Services) -> Response:

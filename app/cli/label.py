@@ -304,7 +304,7 @@ def _label_questions(
         if page is not None:
             questions_read = in_random_order(without_references(questions_read))
             served = stack.enter_context(closing(LabelPage(*page)))
-            desk = LabelDesk(configured, partial(_say_link, served.link))
+            desk = LabelDesk(configured, partial(say_link, served.link))
             grading = replace(grading, desk=desk)
             serving = served.open(desk)
         progress = stack.enter_context(progress_bars(as_json))
@@ -325,7 +325,8 @@ def _label_questions(
         )
 
 
-def _say_link(link: str) -> None:
+def say_link(link: str) -> None:
+    """Where the answers are labelled."""
     err.print(
         f"racer: label in a browser at {link} (keys R right, W wrong, U change). Whoever has the "
         "link may label while this command runs; Ctrl-C stops it, and the same command goes on",

@@ -27,6 +27,7 @@ from racer_core.errors import RacerError
 _READ_ONLY = ("GET", "HEAD", "OPTIONS")
 _OWN_SITES = (b"same-origin", b"none")  # none: the user's own act, such as a bookmark
 _USUAL_PORTS = {b"http": b":80", b"https": b":443"}
+_ROOT = "/v1"  # of the paths that clients join to their base URL
 _WAYS = "Authorization: Bearer <key>, or x-api-key: <key>"
 
 
@@ -66,9 +67,9 @@ class AccessControl:
             await send({"type": "websocket.close", "code": 1008})
             return
         match = self._routes.match(scope["method"], scope["path"])
-        if match.template is None and (plain := _plain(scope["path"])) != scope["path"]:
-            scope["path"] = plain
-            match = self._routes.match(scope["method"], plain)
+        if match.template is None and scope["path"].startswith(_ROOT):
+            scope["path"] = _plain(scope["path"])
+            match = self._routes.match(scope["method"], scope["path"])
         scope.setdefault("state", {})["path_template"] = match.template
         try:
             ticket = self._authorize(scope, match)

@@ -76,15 +76,18 @@ class Coverage:
 
     Args:
         conditions: Reads what candidates are sent, but for the query.
+
+    Attributes:
+        memories: What is remembered, by application.
     """
 
     def __init__(self, conditions: ConditionReader) -> None:
         self._conditions = conditions
-        self._memories = defaultdict[str | None, _Memory](_Memory)
+        self.memories = defaultdict[str | None, _Memory](_Memory)
 
     def begin(self) -> None:
         """Begin anew: another calibration decides from now on. Called on any thread."""
-        for each in list(self._memories.values()):
+        for each in list(self.memories.values()):
             each.kinds.clear()
 
     def add_certified(self, application: str | None) -> None:
@@ -93,7 +96,7 @@ class Coverage:
         Args:
             application: Its application; None: none is configured.
         """
-        self._memories[application].kinds.append(None)
+        self.memories[application].kinds.append(None)
 
     def add_void(
         self,
@@ -112,7 +115,7 @@ class Coverage:
             path: The endpoint of candidates to which it went.
             void_reasons: Why its certificate is void.
         """
-        memory = self._memories[application]
+        memory = self.memories[application]
         shape = None
         named: Iterable[str]
         if is_cured_by_rows(void_reasons, application):
@@ -132,7 +135,7 @@ class Coverage:
 
     def as_json(self) -> dict[str, Any]:
         """The wire form of everything."""
-        found = [_report(name, each) for name, each in sorted(self._memories.items(), key=_order)]
+        found = [_report(name, each) for name, each in sorted(self.memories.items(), key=_order)]
         requests = sum(each["requests"] for each in found)
         certified = sum(each["certified"] for each in found)
         return {

@@ -36,6 +36,7 @@ REPEATED: Final = frozenset(
         "/v1/messages", "/v1/messages/count_tokens", "/route", "/v1/route", "/route/levels",
     }
 )  # fmt: skip
+DEPLOYMENTS: Final = "/openai/deployments/"  # begins the paths of chat that name a model
 ATTEMPTS: Final = 3  # a lost node may take two replicas along
 KEPT_BYTES: Final = 2**20  # of a request's body; a longer one is not sent again
 ALL_KEPT_BYTES: Final = 2**26  # of all requests of a proxy; one beyond is not sent again
@@ -135,7 +136,9 @@ class _Request:
     @property
     def is_repeatable(self) -> bool:
         """Whether another replica may answer, and the whole body is still here."""
-        is_harmless = self._scope["method"] in ("GET", "HEAD") or self._scope["path"] in REPEATED
+        path: str = self._scope["path"]
+        is_read = self._scope["method"] in ("GET", "HEAD")
+        is_harmless = is_read or path in REPEATED or path.startswith(DEPLOYMENTS)
         return is_harmless and self._kept is not None
 
     def scope(self) -> Scope:

@@ -136,6 +136,7 @@ export function stopInWords(stopped) {
 }
 
 const CALLS = {
+  upstream_model_missing: "has lost its model",
   upstream_timeout: "did not answer in time",
   upstream_unavailable: "cannot be reached",
   upstream_rate_limited: "takes no more calls for now",

@@ -380,7 +380,7 @@ def test_an_unexpected_active_one_is_a_conflict(serve: Serve) -> None:
     assert history(gateway) == before
     answer = gateway.post(path, ADMIN_KEY, json={"expected_active_id": second})
     assert answer.status_code == 200
-    error_message(gateway.post(path, ADMIN_KEY, json={"expected_active_id": "", "x": 1}), 422)
+    error_message(gateway.post(path, ADMIN_KEY, json={"expected_active_id": "", "x": 1}), 400)
 
 
 def test_of_two_uploads_that_expect_the_same_one_wins(serve: Serve) -> None:
@@ -472,13 +472,13 @@ def test_a_bad_file_is_one_clear_error(unsure: Gateway, case: str) -> None:
     ("option", "values", "status"),
     [
         ("alpha", ("0", "1", "nan", "inf"), 400),
-        ("alpha", ("ten",), 422),
+        ("alpha", ("ten",), 400),
         ("delta", ("0", "nan"), 400),
-        ("score", ("best",), 422),
-        ("risk_target", ("none",), 422),
-        ("r", ("0", "1" * 30), 422),
-        ("dry_run", ("perhaps",), 422),
-        ("alhpa", ("0.1",), 422),
+        ("score", ("best",), 400),
+        ("risk_target", ("none",), 400),
+        ("r", ("0", "1" * 30), 400),
+        ("dry_run", ("perhaps",), 400),
+        ("alhpa", ("0.1",), 400),
     ],
 )
 def test_a_bad_option_is_named(
@@ -501,7 +501,7 @@ def test_a_bad_form_is_one_clear_error(unsure: Gateway) -> None:
         (400, {"files": [("other", file[1])]}),
         (400, {"files": [("x", ("x", b"x"))], "data": {"file": "rows"}}),
         (400, {"files": [file, file]}),
-        (422, {"files": [file], "data": {"alhpa": "0.1"}}),
+        (400, {"files": [file], "data": {"alhpa": "0.1"}}),
         (400, {"content": b"x", "headers": {"content-type": "multipart/form-data"}}),
         (400, {"content": b"nothing of the kind", "headers": form}),
     ]

@@ -184,7 +184,7 @@ def test_what_cannot_be_a_canary(serve: Serve) -> None:
     few = gateway.calibrate(rows=noisy(90_000, 5), activate=False)["id"]
     assert "it needs 9" in error_message(gateway.activate(few, share=0.5), 409)
     for share in (0, 1, 1.5, -0.1):
-        assert gateway.activate(other, share=share).status_code == 422
+        assert gateway.activate(other, share=share).status_code == 400
     assert listed(gateway) is None
 
 

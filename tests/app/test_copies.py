@@ -58,7 +58,7 @@ def test_the_kind_of_rows_is_said_or_guessed_and_reported(serve: Serve) -> None:
     sample = gateway.post("/calibrate", ADMIN_KEY, json=document).json()["evidence"]["sample"]
     assert (sample["kind"], sample["guessed"]) == ("traffic", False)
     bad = gateway.post("/calibrate", ADMIN_KEY, json=document | {"rows_kind": "users"})
-    assert bad.status_code == 422
+    assert bad.status_code == 400
 
 
 def test_traffic_may_repeat_training_queries_if_it_is_said(serve: Serve) -> None:

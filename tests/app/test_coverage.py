@@ -142,7 +142,7 @@ def test_the_memory_is_bounded() -> None:
     add(coverage)
     (own,) = coverage.as_json()["applications"]
     assert (own["requests"], own["certified"], len(own["others"])) == (KEPT, 1, 20)
-    assert len(coverage._memories[None].shapes) <= KEPT + 1
+    assert len(coverage.memories[None].shapes) <= KEPT + 1
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ ROWS = graded(noisy(20_000, 150))
 @pytest.fixture
 def gateway(shared: Shared, noisy_artifact: Path) -> Gateway:
     """A gateway with a noisy router, calibrated on qualities at alpha 0.2."""
-    routing = {"score": "cover"}
+    routing = {"score": "cover", "alpha": 0.2}
     case = shared(artifact=noisy_artifact, calibrated=False, group="graded", routing=routing)
     return case.gateway.once(lines(ROWS), alpha=0.2, risk_target="quality")
 

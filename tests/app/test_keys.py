@@ -34,7 +34,7 @@ from tests.kit.upstream import FakePool
 openai = LazyModule("openai")
 
 DESCRIPTION = {"/docs", "/docs/oauth2-redirect", "/openapi.json"}
-PUBLIC = {"/healthz", "/readyz", *DESCRIPTION, "/ui", "/ui/{name}"}
+PUBLIC = {"/health", "/healthz", "/readyz", *DESCRIPTION, "/ui", "/ui/{name}"}
 ADMIN = {
     ("POST", "/admin/reload"),
     ("POST", "/calibrate"),
@@ -47,6 +47,7 @@ ADMIN = {
     ("GET", "/calibrations/jobs/{job_id}/events"),
     ("DELETE", "/calibrations/jobs/{job_id}"),
     ("POST", "/decisions/{decision_id}/verify"),
+    ("GET", "/coverage"),
     ("GET", "/drift"),
     ("POST", "/drift/reset"),
     ("POST", "/feedback/accept"),

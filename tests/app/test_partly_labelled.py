@@ -82,7 +82,7 @@ def test_rows_of_one_sampling_rate_have_the_exact_law(serve: Serve, noisy_artifa
 def test_a_window_is_one_of_sampled_rows(serve: Serve) -> None:
     """Rows of a file stand for no time; the error says so, and what a time is."""
     gateway = serve(calibrated=False)
-    problems = {"2026-01-31": (400, "no row has a `decision_id`"), "soon": (422, "ISO 8601")}
+    problems = {"2026-01-31": (400, "no row has a `decision_id`"), "soon": (400, "ISO 8601")}
     for since, (status, problem) in problems.items():
         assert problem in gateway.refused(ROWS, status, since=since)
 

@@ -190,6 +190,13 @@ def content(bench: Bench) -> object:
     return bench.asks().json()["choices"][0]["message"]["content"]
 
 
+def agreeing(bench: Bench) -> object:
+    """How many of two answers that state one number vote alike."""
+    bench.pool.say("adder", "7")
+    bench.pool.say("speller", "The sum is 7")
+    return max(bench.asks(TWO, racer={"explain": True}).json()["racer"]["votes"].values())
+
+
 def header(name: str, *args: Any, **request: Any) -> Probe:
     """A header of the answer."""
     return lambda bench: bench.asks(*args, **request).headers.get(name)
@@ -606,6 +613,14 @@ ROWS: dict[str, Row] = {
         seen=(404, 200),
         after=lambda bench: {"embeddings": "adder"},
     ),
+    "examples": Row(
+        probe=lambda bench: len(bench.gateway.get("/examples").json()["examples"]),
+        seen=(0, 1),
+        after=lambda bench: {"examples": ["What is 3 plus 4?"]},
+    ),
+    "aggregation.equality": Row(
+        probe=agreeing, seen=(1, 2), after=of("aggregation", equality="number")
+    ),
     "routing.alpha": Row(
         probe=header("x-racer-alpha"), seen=("0.1", "0.05"), after=of("routing", alpha=0.05)
     ),
@@ -736,16 +751,16 @@ ROWS: dict[str, Row] = {
         after=of("limits", upload_bytes=100),
     ),
     "limits.messages": Row(
-        probe=status(messages=[QUESTION] * 2), seen=(200, 422), after=of("limits", messages=1)
+        probe=status(messages=[QUESTION] * 2), seen=(200, 400), after=of("limits", messages=1)
     ),
     "limits.tools": Row(
-        probe=status(tools=TOOLS * 2), seen=(200, 422), after=of("limits", tools=1)
+        probe=status(tools=TOOLS * 2), seen=(200, 400), after=of("limits", tools=1)
     ),
     "limits.choices": Row(
-        probe=status(model="adder", n=2), seen=(200, 422), after=of("limits", choices=1)
+        probe=status(model="adder", n=2), seen=(200, 400), after=of("limits", choices=1)
     ),
     "limits.max_tokens": Row(
-        probe=status(max_tokens=11), seen=(200, 422), after=of("limits", max_tokens=10)
+        probe=status(max_tokens=11), seen=(200, 400), after=of("limits", max_tokens=10)
     ),
     "limits.fan_out": Row(
         probe=header("x-racer-selected", TWO),

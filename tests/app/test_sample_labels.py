@@ -150,9 +150,9 @@ def test_judgements_are_about_the_answers_of_one_sample(sampling: Gateway) -> No
         ({"correct": {"adder": True, "oracle": True}}, 400, "'oracle' is not in the decision's"),
         ({"correct": {"adder": True}}, 400, "no verdict on 'speller'"),
         ({"decision_id": "none"}, 404, "no decision 'none'"),
-        ({"correct": {}}, 422, "correct"),
-        ({"correct": {"adder": 1}}, 422, "correct.adder"),
-        ({"judge": ""}, 422, "judge"),
+        ({"correct": {}}, 400, "correct"),
+        ({"correct": {"adder": 1}}, 400, "correct.adder"),
+        ({"judge": ""}, 400, "judge"),
     ):
         assert words in error_message(judge(sampling, answer["id"], **fields), status)
     assert waiting(sampling, "?judge=j")["waiting"] == 1

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-import torch
 
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
@@ -25,7 +24,7 @@ from racer_core.offline.fit import RouterChoice
 from tests.kit.lazy import LazyModule
 from tests.kit.synthetic import synthetic_rows
 
-stats = LazyModule("scipy.stats")
+stats, torch = LazyModule("scipy.stats"), LazyModule("torch")
 
 DRAWS = 200
 ROWS = 60

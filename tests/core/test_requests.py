@@ -58,6 +58,7 @@ def test_a_request_is_a_row_with_the_text_that_the_router_reads(request_body, qu
 def test_the_gateways_own_fields_are_dropped():
     """A body as a client sends it: where it goes and how it is streamed is no part of the row."""
     own = {"model": "auto", "stream": True, "stream_options": {}, "racer": {"alpha": 0.2}}
+    own |= {"usage": {"include": True}, "timeout": 30}  # of other gateways' clients
     assert set(own) == GATEWAY_FIELDS
     (row,) = parse({"request": {**own, "messages": [user("x")], "seed": 1}, **LABELS}).rows
     assert row.request == {"messages": [user("x")], "seed": 1}

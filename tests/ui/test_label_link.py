@@ -48,7 +48,7 @@ def test_a_link_is_all_that_somebody_needs(
 ) -> None:
     """No tab, no key, no request elsewhere; U takes the last label back."""
     links: list[str] = []
-    monkeypatch.setattr("app.cli.label._say_link", links.append)
+    monkeypatch.setattr("app.cli.label.say_link", links.append)
     # Signals belong to the main thread, which is the browser's here.
     monkeypatch.setattr("asyncio.unix_events._UnixSelectorEventLoop.add_signal_handler", _nothing)
     monkeypatch.setattr(

@@ -45,15 +45,16 @@ def test_a_key_stands_in_azures_header_too(gateway: Gateway, header: str) -> Non
 
 def test_azures_client_asks_a_model_by_its_path(gateway: Gateway, pool: FakePool) -> None:
     """The official client: deployment, ``api-version`` and ``api-key``; also ``auto``."""
-    client = openai.AzureOpenAI(
-        azure_endpoint=gateway.url, api_key=DATA_KEY, api_version="2024-10-21", max_retries=0
-    )
     pool.say("adder", "7")
-    named = client.chat.completions.create(model="adder", messages=user(ONE))
+    with openai.AzureOpenAI(
+        azure_endpoint=gateway.url, api_key=DATA_KEY, api_version="2024-10-21", max_retries=0
+    ) as client:
+        ask = client.chat.completions.create
+        named = ask(model="adder", messages=user(ONE))
+        routed = ask(model="auto", messages=user(ONE))
+        streamed = [*ask(model="auto", messages=user(ONE), stream=True)]
     assert (named.model, named.choices[0].message.content) == ("adder", "7")
-    routed = client.chat.completions.create(model="auto", messages=user(ONE))
     assert routed.racer["certificate"]["holds"] is True
-    streamed = client.chat.completions.create(model="auto", messages=user(ONE), stream=True)
     assert "".join(each.choices[0].delta.content or "" for each in streamed) == "7"
 
 
@@ -107,10 +108,10 @@ def test_models_are_listed_in_the_form_of_the_client(gateway: Gateway) -> None:
     listed = gateway.openai().models.list().data
     assert [each.id for each in listed] == ["auto", *POOL]
     assert all(each.created > 1_600_000_000 for each in listed)
-    client = anthropic.Anthropic(base_url=gateway.url, api_key=DATA_KEY)
-    own = client.models.list().data
+    with anthropic.Anthropic(base_url=gateway.url, api_key=DATA_KEY) as client:
+        own, one = client.models.list().data, client.models.retrieve("adder")
     assert [(each.type, each.id) for each in own] == [("model", each.id) for each in listed]
-    assert client.models.retrieve("adder").display_name == "adder"
+    assert one.display_name == "adder"
 
 
 @pytest.mark.parametrize("field", [{"usage": {"include": True}}, {"timeout": 30}])
