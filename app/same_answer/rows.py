@@ -34,11 +34,12 @@ import numpy as np
 from sqlalchemy import func, select
 
 from app.monitoring.decisions.record import DecisionRecord
-from app.monitoring.samples.record import is_later_turn, read_classes
+from app.monitoring.samples.record import is_later_turn
 from app.routing.premises import is_whole_but_for_outages
 from app.routing.reasons import Reason
 from app.same_answer.calibrations import AnswerCalibrations
 from app.store import Store
+from app.store.sampled_classes import read_classes
 from app.store.tables import DecisionRow, SampleRow, VerdictRow
 from app.utc import ago, latest
 from racer_core.aggregation.leaders import UNREADABLE

@@ -94,6 +94,7 @@ def test_agreement_is_that_with_most_candidates_of_sampled_requests(
                 later=False,
                 conversation=None,
                 classes=dict(zip(POOL, classes, strict=True)),
+                equal={POOL[1]: [POOL[2]]},  # as of answers that are compared two by two
                 digests={},
                 whole=True,
                 exchange=None,

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from app.monitoring.decisions.record import RequestEnd
 from app.store import Store
+from app.store.sampled_classes import read_classes
 from app.store.tables import DecisionRow, SampleRow
 from app.utc import present, text_of
 
@@ -148,10 +149,10 @@ class _Sampled:
 
     at: str
     served_by: str
-    classes: Mapping[str, Any]
+    classes: Mapping[str, int | None]
 
     @property
-    def majority(self) -> set[Any]:
+    def majority(self) -> set[int]:
         """The class that most candidates gave; several where as many did."""
         counted = Counter(each for each in self.classes.values() if each is not None)
         most = max(counted.values(), default=0)
@@ -171,7 +172,7 @@ def _samples(session: Session, since: datetime) -> list[_Sampled]:
     )
     read = ((created, json.loads(document), classes) for created, document, classes in found)
     return [
-        _Sampled(at=created, served_by=decision["served_by"], classes=json.loads(classes))
+        _Sampled(at=created, served_by=decision["served_by"], classes=read_classes(classes)[0])
         for created, decision, classes in read
         if decision["served_by"]
     ]

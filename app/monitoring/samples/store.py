@@ -24,13 +24,12 @@ from app.monitoring.samples.record import (
     Sample,
     SampledDecision,
     SampledExchange,
-    classes_document,
     is_later_turn,
-    read_classes,
 )
 from app.store import Store, now
 from app.store.encryption import Cipher
 from app.store.engine import insert_into
+from app.store.sampled_classes import classes_document, read_classes
 from app.store.tables import DecisionRow, JudgementRow, SampleRow, VerdictRow
 from app.utc import latest
 
