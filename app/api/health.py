@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import Request, Response
 
 from app.api.openapi import errors
+from app.calibrations.served_level import ServedLevel
 from app.errors import Overloaded
 from app.route_table import Routes
 from app.services import Services, StoreServices
@@ -68,6 +69,10 @@ async def readyz(request: Request, services: Services) -> Response:
     if services.drain.begun:
         return bodies.json_response({"status": "draining"}, status=503)
     standing, fallback = services.standing(), services.settings.fallback
+    served = await _served_level(services)
+    if served is not None:  # the level may be one for which nothing holds
+        void = map(str, served.certificate.void_reasons)
+        standing = replace(standing, reasons=tuple(dict.fromkeys((*standing.reasons, *void))))
     ready: dict[str, Any] = {
         "status": "ready",
         "calibration": standing.calibration,
@@ -78,8 +83,9 @@ async def readyz(request: Request, services: Services) -> Response:
     }
     if services.artifact.router is not None:
         ready["artifact"] = services.artifact.router.digest
-    if (level := await _level(services)) is not None:
-        ready["level"] = level
+    if served is not None:
+        shown = served.as_json()
+        ready["level"] = {name: shown[name] for name in ("alpha", "bound")}
     if missing := standing.missing:
         ready |= {
             "fallback": fallback,
@@ -94,7 +100,7 @@ async def readyz(request: Request, services: Services) -> Response:
     return bodies.json_response(ready, status=503 if is_waiting else 200)
 
 
-async def _level(services: Services) -> dict[str, Any] | None:
+async def _served_level(services: Services) -> ServedLevel | None:
     """The risk level of requests of no application, and the bound that holds for it.
 
     None without a calibration of sets, or while its threshold is being computed.
@@ -103,11 +109,9 @@ async def _level(services: Services) -> dict[str, Any] | None:
         return None
     stale = services.monitor.stale_reasons(services.calibration)
     try:
-        served = await services.mean_levels.served(services.settings, reasons=stale)
+        return await services.mean_levels.served(services.settings, reasons=stale)
     except Overloaded:
         return None
-    shown = served.as_json()
-    return {name: shown[name] for name in ("alpha", "bound")}
 
 
 def _degraded(services: Services) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,10 +30,12 @@ def calibrate_offline(
         RacerError: As :func:`app.tools.offline_calibration.calibrate_artifact`.
     """
     from app.tools.offline_calibration import calibrate_artifact
+    from app.upstream import served_models
 
     if not artifact.is_dir():
         raise SettingsError(f"{artifact}: no such folder: `racer train --out` writes an artifact")
-    configured = settings.read(config).model_copy(update={"artifact": artifact.resolve()})
+    configured = served_models.filled(settings.read(config), os.environ)
+    configured = configured.model_copy(update={"artifact": artifact.resolve()})
     try:
         return calibrate_artifact(configured, rows, options, progress)
     except (OSError, EOFError, zlib.error) as exc:

@@ -280,13 +280,15 @@ def _label_questions(
     from app.tools.labelling import run
     from app.tools.labelling.people import LabelDesk, in_random_order, without_references
     from app.tools.labelling.through_gateway import check_pool, through_gateway
+    from app.upstream import served_models
     from racer_core.records.questions import read_questions, with_references
 
     through = None
     if gateway is None or not is_called:
         configured, secrets = settings.load(config, serves=False)
+        configured = served_models.filled(configured, os.environ)
     else:
-        configured = settings.read(config)
+        configured = served_models.filled(settings.read(config), os.environ)
         through = through_gateway(configured, *gateway, os.environ)
         secrets = through[1]
     questions_read = read_questions(questions, configured.text_of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -123,13 +124,14 @@ def train(
     from app.tools import evaluation
     from app.tools.hub_probe import check_hub
     from app.tools.router_rows import read_rows
+    from app.upstream import served_models
     from racer_core.offline import train as training
     from racer_core.offline.encoder_choice import choose_encoder, default_encoder, offered
     from racer_core.offline.fit import RouterChoice
     from racer_core.offline.reporting import RememberingEncoder
     from racer_core.offline.training_rows import RowCounts, with_labels
 
-    configured = settings.read(config) if config else None
+    configured = served_models.filled(settings.read(config), os.environ) if config else None
     transformer = "cuda" if dtype or forward else backend  # word vectors have no such options
     names = offered(encoders) or (default_encoder(router, transformer),)
     for each in names:

@@ -320,7 +320,7 @@ def _log_active(record: CalibrationRecord) -> None:
     """Log what became active, in one line with what follows from it."""
     found, terms = record.evidence, record.calibration.options
     alert = found.get("shift", {}).get("alert")
-    said = [f"alpha {terms.alpha:g}, {record.calibration.n} rows count"]
+    said = [f"made for alpha {terms.alpha:g}, {record.calibration.n} rows count"]
     if (q95 := found.get("risk_q95")) is not None and record.calibration.n < FEW_ROWS:
         said.append(f"of such calibrations one in twenty is above {q95:.1%}")
     if (size := found.get("mean_size")) is not None:

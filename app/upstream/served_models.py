@@ -7,9 +7,11 @@ name, that is the one that is meant.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
+
+from pydantic import SecretStr
 
 from app.errors import (
     ModelListElsewhere,
@@ -109,6 +111,24 @@ class ServedModels:
         self.notes.clear()
 
 
+def filled(settings: Settings, environment: Mapping[str, str]) -> Settings:
+    """The configuration that `racer serve` serves, for a command beside it. Blocks.
+
+    Only servers of candidates without `model` are asked, by keys that are set here.
+    """
+    unset = tuple(each for each in settings.candidates if each.model is None)
+    keys = {
+        each.name: SecretStr(key)
+        for each in unset
+        if (key := environment.get(each.api_key_env or ""))
+    }
+    asked = settings.model_copy(update={"candidates": unset})
+    answered = ServedModels().filled(asked, Secrets(candidate_keys=keys)) if unset else asked
+    known = {each.name: each for each in answered.candidates}
+    candidates = tuple(known.get(each.name, each) for each in settings.candidates)
+    return settings.model_copy(update={"candidates": candidates})
+
+
 def _place(candidate: Candidate) -> _Place:
     return candidate.name, candidate.replicas
 
@@ -120,8 +140,8 @@ def _note(candidate: Candidate, answer: ListAnswer) -> tuple[int, str] | None:
         is_elsewhere, unknown = isinstance(answer, ModelListElsewhere), ""
         if candidate.model is None and not is_elsewhere:
             unknown = (
-                f": it is asked for the model {candidate.name}; set `model`, or restart once it "
-                "answers"
+                f": it is asked for the model {candidate.name}, and calibrations of another model "
+                "are not used; set `model`, or restart once it answers"
             )
         # Not every server has a list.
         is_wrong = is_elsewhere or isinstance(answer, UpstreamUnauthorized | ModelListUnreachable)

@@ -18,7 +18,17 @@ from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, RiskTarget, Score
 from tests.kit.case import Shared
-from tests.kit.gateway import ADMIN_KEY, ONE, POOL, TWO, Command, Gateway, error_message, noisy
+from tests.kit.gateway import (
+    ADMIN_KEY,
+    ONE,
+    POOL,
+    TWO,
+    Command,
+    Gateway,
+    Serve,
+    error_message,
+    noisy,
+)
 
 GRADED = {"risk_target": "quality"}
 
@@ -117,6 +127,18 @@ def test_qualities_and_weights_are_read_from_every_format(
         "effective_n": pytest.approx(expected.effective_n),
     }
     assert (found["n"], found["risk_q05"], found["risk_q95"]) == (150, None, None)
+
+
+def test_readiness_knows_that_a_level_picked_later_holds_nothing(
+    serve: Serve, noisy_artifact: Path
+) -> None:
+    """Graded rows have no band: what `/readyz` says is what certificates say."""
+    gateway = serve(artifact=noisy_artifact, calibrated=False, routing={"alpha": 0.1})
+    gateway.upload(lines(ROWS), alpha=0.2, risk_target="quality")
+    ready, certificate = gateway.ready(), gateway.route(TWO)["certificate"]
+    assert (ready["holds"], certificate["holds"]) == (False, False)
+    assert ready["reasons"] == ["alpha_picked"]
+    assert "alpha_picked" in ready["standing"]
 
 
 def test_the_certificate_states_quality_and_any_alpha_has_its_threshold(

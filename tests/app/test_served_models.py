@@ -124,6 +124,28 @@ def test_a_reload_asks_no_server_again(tmp_path: Path, servers: list[FakePool]) 
     assert served.filled(configured_, secrets) == first
 
 
+def test_commands_call_and_bind_the_models_that_the_gateway_calls(
+    tmp_path: Path, servers: list[FakePool], racer: Command
+) -> None:
+    """Else rows and routers would be of other candidates than those that are served."""
+    config = configured(tmp_path, servers)
+    (tmp_path / "questions.jsonl").write_text(
+        "".join(f'{{"query": "What is {n} plus 1?", "reference": "42"}}\n' for n in range(20))
+    )
+    servers[0].answer = lambda body: "42" if "1" in body["messages"][0]["content"][8:10] else "7"
+    rows, router = tmp_path / "rows.jsonl", tmp_path / "router"
+    asked = ("label", tmp_path / "questions.jsonl", "--config", config, "--out", rows)
+    code, _, err = racer(*asked)
+    assert code == 0, err
+    named = [each.models[0] for each in servers]
+    assert [set(each.models_called()) for each in servers] == [{each} for each in named]
+    trained = ("train", "--config", config, "--data", rows, "--out", router, "--encoder")
+    code, _, err = racer(*trained, "char-ngrams")
+    assert code == 0, err
+    manifest = json.loads((router / "manifest.json").read_text())
+    assert named == [each["model"] for each in manifest["candidates"]]
+
+
 def test_a_base_url_without_v1_has_its_cure(
     tmp_path: Path, servers: list[FakePool], racer: Command, caplog: pytest.LogCaptureFixture
 ) -> None:

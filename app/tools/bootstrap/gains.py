@@ -128,8 +128,9 @@ def advice(found: Mapping[str, Any]) -> str:
     measured = f"the set measures {100 * of_set['more']:+.1f} points beside {best} alone"
     if _is_clear(of_set, -1.0):
         measured = f"the set's answers are worse than those of {best} alone by {_points(of_set)}"
-    better = max(found["smaller"], key=lambda each: each["more"] / each["more_se"], default=None)
-    if better is not None and _is_clear(better, 1.0):
+    clear = [each for each in found["smaller"] if _is_clear(each, 1.0)]
+    better = max(clear, key=lambda each: each["more"], default=None)
+    if better is not None:
         return (
             f"{measured}; take alpha {better['alpha']:g}, where it is better by {_points(better)}, "
             f"with {better['calls']:.2f} calls a question: --alpha {better['alpha']:g} and "

@@ -83,7 +83,7 @@ class Sample:
     reference: str
     candidate: str
     answer: str
-    read: str  # what was compared; empty where a judge read all
+    read: str  # what was compared; empty where a judge or people read all
     is_right: bool
 
 
@@ -307,7 +307,7 @@ def _samples(place: _Place) -> Iterator[Sample]:
 
 
 def _grade(kind: str) -> Grade | None:
-    return None if kind == JUDGE else Grade(kind)
+    return None if kind in (JUDGE, PEOPLE) else Grade(kind)
 
 
 def _is_plain(request: Mapping[str, Any] | None) -> bool:

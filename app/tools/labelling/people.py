@@ -73,8 +73,9 @@ class LabelDesk:
         try:
             return await found
         finally:
-            if all(each.done() for each in waiting.verdicts.values()):
-                self._waiting.pop(key, None)
+            is_over = all(each.done() for each in waiting.verdicts.values())
+            if is_over and self._waiting.get(key) is waiting:
+                del self._waiting[key]
 
     def as_json(self, limit: int) -> dict[str, Any]:
         """What waits, in the form of ``GET /shadow/waiting``."""
