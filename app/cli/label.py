@@ -330,7 +330,7 @@ def _label_questions(
 def say_link(link: str) -> None:
     """Where the answers are labelled."""
     err.print(
-        f"racer: label in a browser at {link} (keys R right, W wrong, U change). Whoever has the "
+        f"racer: label in a browser at {link} (keys R right, W wrong, U change). Everyone with the "
         "link may label while this command runs; Ctrl-C stops it, and the same command goes on",
         soft_wrap=True,
         markup=False,

@@ -1,7 +1,7 @@
 """The page of ``racer label --page``: the gateway's own tab Label before the questions of a file.
 
-It is served by the command, at an address of its own, for as long as the command runs. Whoever has
-the link may label, and nothing else: no key of a gateway is in this process.
+It is served by the command, at an address of its own, for as long as the command runs. People who
+have the link may label, and nothing else: no key of a gateway is in this process.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LabelPage:
 
     @property
     def link(self) -> str:
-        """The address for those who label. Browsers send what is behind `#` to nobody."""
+        """The address for people who label. Browsers send no server what is behind `#`."""
         url = url_of(self._host, self._socket.getsockname()[1])
         return f"{url}/ui#label&key={self._key}"
 

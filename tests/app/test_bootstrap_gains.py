@@ -65,3 +65,10 @@ def test_one_sentence_says_what_to_do(found: dict[str, Any], begins: str, has: s
     text = advice(found)
     assert text.startswith(begins)
     assert has in text
+
+
+def test_a_way_that_answers_like_the_best_model_has_no_error() -> None:
+    """Its difference is nothing, with a standard error of nothing."""
+    found = gains(0.0)
+    found["smaller"][0] |= {"more": 0.0, "more_se": 0.0}
+    assert advice(found).startswith("one model is good enough")

@@ -154,6 +154,27 @@ def test_labels_that_are_all_wrong_are_used_by_nobody() -> None:
     assert {each.is_right for each in found.samples} == {False}
 
 
+@pytest.mark.parametrize("kind", ["page", "judge"])
+def test_labels_of_people_and_judges_are_shown_without_a_rule(kind: str) -> None:
+    """No text is compared: both read the whole answers. No other rule doubts them."""
+    asked = chat_models.questions("names", COUNT)
+    questions = [
+        Question(place=number, query=each.query, reference=each.reference)
+        for number, each in enumerate(asked)
+    ]
+    rows = [
+        LabelledRow(
+            query=each.query,
+            correct=frozenset(n for n in NAMES if chat_models.is_right(n, each.query)),
+            answers={name: chat_models.answer(name, each.query) for name in NAMES},
+            reference=each.reference,
+        )
+        for each in questions
+    ]
+    found = review(rows, NAMES, grading_of(questions, kind, None, 9))
+    assert (found.doubt, {each.read for each in found.samples}) == (None, {""})
+
+
 def test_labels_by_exact_texts_are_doubted(bootstrap: Bootstrap, config: Path) -> None:
     """Another rule finds clearly more; whoever has checked the labels goes on."""
     code, _, stderr = bootstrap("numbers", "--grade", "exact")

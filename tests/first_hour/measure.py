@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 import httpx2
 
-from tests.first_hour.ordinary import ORDINARY, request
+from tests.first_hour.ordinary import ORDINARY, SYSTEM, request
 from tests.kit import chat_models
 from tests.kit.first_gateway_page import Walked, walked
 
@@ -71,6 +72,7 @@ class Measured:
         seconds: By command, how long it took.
         closing: What the second terminal printed.
         ordinary: Why the certificates of five ordinary requests do not hold; empty: they do.
+        cured: The same after the command that `racer doctor` prints.
     """
 
     family: str
@@ -78,6 +80,7 @@ class Measured:
     seconds: Mapping[str, float]
     closing: str
     ordinary: Mapping[str, tuple[str, ...]]
+    cured: Mapping[str, tuple[str, ...]]
 
     @property
     def row(self) -> str:
@@ -126,8 +129,18 @@ def ordinary(reader: Walked, question: str) -> dict[str, tuple[str, ...]]:
         found: dict[str, tuple[str, ...]] = {}
         for name in ORDINARY:
             answer = client.post("/v1/chat/completions", json=request(name, question)).json()
-            found[name] = tuple(answer["racer"]["certificate"]["reasons"])
+            certificate = answer["racer"]["certificate"]
+            found[name] = () if certificate["holds"] else tuple(certificate["reasons"])
         return found
+
+
+def cured(reader: Walked, question: str) -> dict[str, tuple[str, ...]]:
+    """The same after the command that `racer doctor` prints for these requests."""
+    (reader.folder / "prompt.txt").write_text(SYSTEM)
+    findings = json.loads(reader.types("racer doctor --json || true"))["findings"]
+    command = next(each["cure"] for each in findings if each["check"] == "coverage")
+    reader.types(f"{command}\n")
+    return ordinary(reader, question)
 
 
 def asked(reader: Walked, queries: Sequence[str], alpha: float) -> list[Answered]:
@@ -161,12 +174,14 @@ def measure(family: str, folder: Path, labelled: int, held_out: int) -> Measured
     with chat_models.serving() as servers, walked(folder, servers) as reader:
         new = [each.query for each in made[labelled:]]
         answered = {alpha: asked(reader, new, alpha) for alpha in LEVELS}
+        void = ordinary(reader, new[0])
         return Measured(
             family=family,
             answered=answered,
             seconds=dict(reader.seconds),
             closing=reader.after,
-            ordinary=ordinary(reader, new[0]),
+            ordinary=void,
+            cured=cured(reader, new[1]),
         )
 
 

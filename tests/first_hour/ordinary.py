@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+SYSTEM: Final = "Answer briefly."
 # By what is unlike a plain question: the fields that are added to it.
 ORDINARY: Final[Mapping[str, Mapping[str, Any]]] = {
     "a plain question": {},
     "temperature 0.7": {"temperature": 0.7},
     "max_tokens 100": {"max_tokens": 100},
-    "a system prompt": {"before": [{"role": "system", "content": "Answer briefly."}]},
+    "a system prompt": {"before": [{"role": "system", "content": SYSTEM}]},
     "a second turn": {
         "before": [
             {"role": "user", "content": "What is 20 plus 22?"},
@@ -18,7 +19,7 @@ ORDINARY: Final[Mapping[str, Mapping[str, Any]]] = {
         ]
     },
 }
-# Those that a certificate covers after the quickstart. The others are certified by further rows.
+# Those that a certificate covers after the quickstart. `racer doctor` prints what certifies all.
 CERTIFIED: Final = ("a plain question",)
 
 

@@ -62,6 +62,7 @@ class Walked:
         seconds: By command, how long it took.
         url: The gateway.
         key: Its data key.
+        folder: Where the reader is.
     """
 
     before: str
@@ -69,6 +70,11 @@ class Walked:
     seconds: Mapping[str, float]
     url: str
     key: str
+    folder: Path
+
+    def types(self, line: str) -> str:
+        """What one more line prints in the first terminal."""
+        return _run(_SOURCED + line, self.folder)
 
 
 def walk(folder: Path, servers: Sequence[str]) -> list[str]:
@@ -106,6 +112,7 @@ def walked(folder: Path, servers: Sequence[str]) -> Generator[Walked]:
             seconds=seconds,
             url=f"http://127.0.0.1:{port}",
             key=keys.partition("RACER_DATA_KEY=")[2].split()[0],
+            folder=folder,
         )
 
 

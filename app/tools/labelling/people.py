@@ -1,6 +1,6 @@
-"""Grading by people: answers wait at a desk until somebody at the page says whether they are right.
+"""Grading by people: answers wait at a desk until a person at the page says whether they are right.
 
-Nobody sees which candidate gave an answer.
+The page does not show which candidate gave an answer.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LabelDesk:
         self.done, self.total = done, total
 
     async def verdict(self, question: Question, answer: str) -> bool | None:
-        """What somebody says of an answer; None if nobody will."""
+        """A person's verdict on an answer; None if there will be none."""
         if self._is_closed:
             return None
         key = _key(question)
@@ -109,7 +109,7 @@ class LabelDesk:
         """
         waiting = self._waiting.get(key)
         if waiting is None:
-            raise NotFound(_CLOSED if self._is_closed else "somebody has labelled it already")
+            raise NotFound(_CLOSED if self._is_closed else "it is labelled already")
         if correct.keys() != waiting.texts.keys():
             raise InputError("`correct` must name every answer of the question", param="correct")
         for name, verdict in correct.items():
@@ -119,7 +119,7 @@ class LabelDesk:
         return self.total - self.done - 1
 
     def give_up(self) -> None:
-        """Wait for nobody any more."""
+        """End the wait for verdicts."""
         self._is_closed = True
         for each in self._waiting.values():
             for verdict in each.verdicts.values():
@@ -134,7 +134,7 @@ class PeopleGrader:
         desk: Where they are asked; None only checks questions.
     """
 
-    paid = True  # a verdict took somebody's time, so it is stored
+    paid = True  # a verdict took a person's time, so it is stored
 
     def __init__(self, desk: LabelDesk | None) -> None:
         self._desk = desk
@@ -150,7 +150,7 @@ class PeopleGrader:
         """People can grade any answer."""
 
     async def correct(self, question: Question, answer: str) -> bool | None:
-        """What somebody says."""
+        """A person's verdict."""
         return None if self._desk is None else await self._desk.verdict(question, answer)
 
 
