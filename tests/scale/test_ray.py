@@ -136,7 +136,7 @@ def test_the_surface_is_that_of_one_process(
             model="auto", messages=user(TWO), stream=True
         )
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "42"
-        with pytest.raises(openai.UnprocessableEntityError):
+        with pytest.raises(openai.BadRequestError):
             each.openai().chat.completions.create(model="auto", messages=[])
 
 
