@@ -58,7 +58,7 @@ def test_sessions_are_cached_certified_and_spread(tmp_path: Path, trained: Path)
             trained,
             "",
             candidates=candidates,
-            routing={"score": "cover", "session_ttl_s": 600},
+            routing={"score": "cover", "session_ttl_s": 600, "alpha": ALPHA},
         )
         with running(path, ENVIRONMENT) as gateway:
             calibrate(gateway, conversation_rows(30_000, 150), ALPHA)
