@@ -367,11 +367,11 @@ def logged(bench: Bench) -> object:
         each.setLevel(logging.INFO)
     try:
         bench.asks(text)
+        return until(lambda: any(text in each for each in lines), 1.0)  # it is logged afterwards
     finally:
         root.removeHandler(handler)
         for each, level in levels.items():
             each.setLevel(level)
-    return any(text in line for line in lines)
 
 
 def slots(bench: Bench) -> object:
