@@ -2,7 +2,7 @@
 
 A shape has the names of the fields that a request sends beside its turns, and the values of those
 that are numbers, switches or words of the API. What a client writes itself (a system prompt, tools,
-a schema) is a digest: whoever has the text can find out that it is this one.
+a schema) is a digest. A person who has the text can compute the digest and compare.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Replicas:
         return any(not each.is_out_for(caller) and each not in tried for each in self.all)
 
     def have_well_one(self, tried: Collection[Replica]) -> bool:
-        """Whether a replica that was not tried yet fails nobody: a retry there burdens none."""
+        """Whether a replica that was not tried yet is healthy: no recent call to it failed."""
         return any(each.breaker.is_well and each not in tried for each in self.all)
 
     async def acquire(

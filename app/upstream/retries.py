@@ -9,7 +9,7 @@ default share of 0.2 a target that fails every call gets at most 1.2 times its c
 fifteenth call on.
 
 They bound the calls to what is sick. A retry at another replica, of which no recent call failed, is
-not counted: it is made whoever used the budget up, and only where the first replica failed.
+not counted: an empty budget does not prevent it. It is made only where the first replica failed.
 
 All callers share the budgets, and those that had no retry lately go first. A caller that had one
 leaves one to each other caller of the last ten seconds that had none, and one where callers are
@@ -153,7 +153,7 @@ class Retries:
             attempt: Number of calls so far, from 1.
             left_s: Time until the deadline.
             elsewhere: Another replica can be called.
-            is_free: One of those fails nobody: no budget counts the retry.
+            is_free: One of those is healthy, so that no budget counts the retry.
 
         Returns:
             Seconds; None when the call is not repeated.

@@ -95,8 +95,8 @@ def _until_settled(
 ) -> Iterator[dict[str, Any]]:
     """Calls one by one until the vote of all is settled: the promise `same_answer`.
 
-    Its rows are not resampled. The errors are those of a share of so many rows, and of a difference
-    that is not paired, which is larger than a paired one.
+    Its rows are not resampled. The standard error of the accuracy is that of a share of the rows.
+    That of the gain adds both shares' errors as if their rows differed, so it is too large.
     """
     for alpha in SETTLED_AT:
         key = SequenceKey(scope=scope, calling=Calling.ONE_BY_ONE, alpha=alpha)

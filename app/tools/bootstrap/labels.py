@@ -72,7 +72,7 @@ class Grading:
 # Grades by which answers also vote. A reference that is found in an answer is no rule for two
 # answers: those are compared by their wording.
 _VOTES: Final[tuple[Grade | None, ...]] = (Grade.CHOICE, Grade.NUMBER, Grade.JSON, Grade.MATH)
-_FORMS: Final = (*(Equality.CHOICE, Equality.NUMBER, Equality.JSON, Equality.MATH, Equality.EXACT),)
+_FORMS: Final = (Equality.CHOICE, Equality.NUMBER, Equality.JSON, Equality.MATH, Equality.EXACT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class LabelReview:
         shares: By rule, the share of right answers of each candidate; the rule in force first.
         samples: Answers with their verdicts.
         doubt: Why the labels are not used, with the cure, in one line; None: they are used.
-        is_hopeless: No answer is right: nothing can be learned from that, whoever accepts it.
+        is_hopeless: No answer is right. A router learns nothing from such labels, accepted or not.
     """
 
     rows: int

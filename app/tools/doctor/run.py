@@ -230,7 +230,7 @@ def _coverage_findings(settings: Settings, secrets: Secrets) -> Iterator[Finding
     """A finding per application, where the configuration's gateway serves and has answered."""
     key = secrets.admin_key
     headers = {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
-    # Nobody but the gateway knows a port of 0, and another program answers as it likes.
+    # Only the gateway knows its port if the configuration says 0. Another program may answer there.
     with suppress(httpx2.HTTPError, SettingsError, ValueError, KeyError, TypeError):
         url = f"{gateway_url(settings, admin=True)}/coverage"
         answer = httpx2.get(url, headers=headers, timeout=2.0, trust_env=False)
